@@ -1,0 +1,1 @@
+"""Counted relations, view definitions, decomposition and sweeps: pure, without I/O."""

@@ -1,0 +1,123 @@
+"""The engine contract: what a sweep asks of whatever does its joins.
+
+Algorithms treat relations as opaque; an engine computes with them. All engines agree with the reference
+engine on every input, which tests check on random data.
+
+Rows of node i carry the node's columns. Deltas add `_count` and `_seq`; answers of a source are bags, with
+or without `_count`; histories add `_count`, `_lo` and `_hi`. A partial result of SWEEP as published carries
+columns named `n<i>.<column>` and `_count`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from algebra.assembly import AssemblyQuery, Node
+from algebra.local_view import Keys
+from algebra.plan import Hop, SweepPlan
+
+Relation: TypeAlias = pa.Table
+
+EARLIEST = -(1 << 62)
+LATEST = 1 << 62
+"""A history row with [EARLIEST, LATEST) holds at every sequence number."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The deltas of one node, and the history of every other node they are to be joined with, in order."""
+
+    node: int
+    deltas: Relation
+    hops: tuple[tuple[Hop, Relation], ...]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A node's whole extent: a bag of its rows, in a table or in Parquet files.
+
+    `minus` holds deltas (columns and `_count`) that the bag shows too much: what happened between the
+    wanted moment and the reading.
+    """
+
+    table: Relation | None = None
+    files: tuple[Path, ...] = ()
+    minus: Relation | None = None
+
+
+@dataclass(frozen=True)
+class ViewChange:
+    """A view's change: the query's columns, `_count` and `_version`, in normal form per version.
+
+    Held either as a table, or as Parquet files that an engine wrote into the directory it was given.
+    """
+
+    table: Relation | None = None
+    files: tuple[Path, ...] = field(default_factory=tuple)
+
+
+class Engine(ABC):
+    """Does the joins of sweeps. One engine is used by one thread at a time."""
+
+    name: str
+
+    @abstractmethod
+    def select(self, node: Node, rows: Relation) -> Relation:
+        """The rows that satisfy the node's own filter."""
+
+    @abstractmethod
+    def keys(self, rows: Sequence[Relation], hop: Hop, query: AssemblyQuery) -> Relation:
+        """The distinct, NULL-free join values that `rows` of the hop's origin want from its target.
+
+        Columns are named and typed as the target's.
+        """
+
+    @abstractmethod
+    def history(self, node: Node, answer: Relation, pending: Relation, keys: Keys | None) -> Relation:
+        """The node's rows with the interval of sequence numbers [_lo, _hi) in which each count holds.
+
+        `answer` reflects every row of `pending`; R as of q is the answer minus all that is pending with
+        `_seq` > q. Pending rows outside `keys` are not wanted. This is SWEEP's local compensation, done
+        once per source row instead of once per joined row.
+        Raises OrderingViolationError if a count would be negative: changes and answer disagree.
+        """
+
+    @abstractmethod
+    def assemble(self, plan: SweepPlan, starts: Sequence[Start], directory: Path | None) -> ViewChange:
+        """The change of the view over all starts: one join per start, grouped by version.
+
+        Into Parquet files below `directory` if one is given and the engine prefers that.
+        """
+
+    @abstractmethod
+    def begin(self, node: int, deltas: Relation) -> Relation:
+        """A partial result that holds one node's deltas."""
+
+    @abstractmethod
+    def partial_keys(self, partial: Relation, hop: Hop, query: AssemblyQuery) -> Relation:
+        """As `keys`, from a partial result."""
+
+    @abstractmethod
+    def join(self, partial: Relation, hop: Hop, rows: Relation) -> Relation:
+        """The partial result joined with rows of the hop's target; counts multiply."""
+
+    @abstractmethod
+    def minus(self, left: Relation, right: Relation) -> Relation:
+        """The difference of two partial results over the same nodes, in normal form."""
+
+    @abstractmethod
+    def project(self, query: AssemblyQuery, partial: Relation) -> Relation:
+        """A partial result over all nodes, filtered and projected to the query's columns and `_count`."""
+
+    @abstractmethod
+    def extent(self, query: AssemblyQuery, extents: Sequence[Extent], directory: Path | None) -> ViewChange:
+        """The whole query over whole extents: columns and `_count`, in normal form, no `_version`."""
+
+    def close(self) -> None:
+        """Let go of what the engine holds; the default holds nothing."""
