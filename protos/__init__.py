@@ -1,0 +1,1 @@
+"""Protocol definitions and their generated stubs."""

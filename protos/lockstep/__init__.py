@@ -1,0 +1,1 @@
+"""The `lockstep` protocol packages."""

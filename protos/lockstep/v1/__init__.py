@@ -1,0 +1,1 @@
+"""Messages and services of `lockstep.v1`."""

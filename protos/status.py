@@ -1,0 +1,68 @@
+"""Errors on the wire: the one table between the error taxonomy and gRPC statuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from algebra import errors
+
+DOMAIN = "lockstep"
+
+STATUS: Mapping[type[errors.LockstepError], grpc.StatusCode] = {
+    errors.ConfigurationError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.MissingExtraError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ViewDefinitionError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
+    errors.SourceUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.ResyncRequiredError: grpc.StatusCode.OUT_OF_RANGE,
+    errors.PositionTrimmedError: grpc.StatusCode.OUT_OF_RANGE,
+    errors.SchemaChangedError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.RefusedError: grpc.StatusCode.PERMISSION_DENIED,
+    errors.DataError: grpc.StatusCode.DATA_LOSS,
+    errors.OrderingViolationError: grpc.StatusCode.INTERNAL,
+    errors.LockstepError: grpc.StatusCode.INTERNAL,
+}
+
+BY_REASON: Mapping[str, type[errors.LockstepError]] = {kind.reason: kind for kind in STATUS}
+
+
+def error_of(reason: str, message: str) -> errors.LockstepError:
+    """The error with this reason and message, as raised by the peer."""
+    kind = BY_REASON.get(reason, errors.LockstepError)
+    made = kind.__new__(kind)
+    Exception.__init__(made, message)
+    return made
+
+
+def abort(context: grpc.ServicerContext, error: errors.LockstepError) -> NoReturn:
+    """End an RPC with the error's status, reason and message."""
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
+    code = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), grpc.StatusCode.INTERNAL)
+    status = status_pb2.Status(code=code.value[0], message=error.message, details=[detail])
+    context.abort_with_status(rpc_status.to_status(status))
+    raise AssertionError("abort_with_status returned")
+
+
+def error_from_rpc(rpc_error: grpc.RpcError) -> errors.LockstepError:
+    """The error behind a failed RPC; one clear line in any case."""
+    status = rpc_status.from_call(rpc_error) if isinstance(rpc_error, grpc.Call) else None
+    if status is not None:
+        for detail in status.details:
+            info = error_details_pb2.ErrorInfo()
+            if detail.Is(info.DESCRIPTOR):
+                detail.Unpack(info)
+                return error_of(info.reason, status.message)
+    code = rpc_error.code() if isinstance(rpc_error, grpc.Call) else None
+    text = rpc_error.details() if isinstance(rpc_error, grpc.Call) else str(rpc_error)
+    line = (text or str(code)).strip().splitlines()[0]
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return errors.SourceUnavailableError(line)
+    return errors.LockstepError(line)
