@@ -1,0 +1,1 @@
+"""The source contract, its registry and one adapter per kind of source."""

@@ -1,0 +1,152 @@
+"""What must be in the source, worked out by the kit alone from the operations it ordered.
+
+Tables are bags of plain Python rows. Floats are replaced by marks where Python's equality is not the
+contract's: NaN is NaN, and -0.0 is not 0.0 when a value is to come back as it was written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from adapters.conformance.harness import Quirks
+from adapters.conformance.operations import Delete, Insert, Operation, Overwrite, Row, Transaction, Update
+from algebra.schema import COUNT, RelationSchema
+
+Bag = Counter[Row]
+"""Rows with their counts; signed when it is a change."""
+
+Change = dict[str, Bag]
+"""What a transaction does to each relation; no empty bags, no zero counts."""
+
+
+def canonical(value: Any) -> Any:
+    """The value in a form where Python's equality is identity of values."""
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "float NaN"
+        if value == 0 and math.copysign(1, value) < 0:
+            return "float -0.0"
+    return value
+
+
+def rows_of(table: pa.Table) -> list[Row]:
+    """The rows of an Arrow table, canonical."""
+    columns = [
+        [canonical(v) for v in column.to_pylist()]
+        if pa.types.is_floating(column.type)
+        else column.to_pylist()
+        for column in table.columns
+    ]
+    return list(zip(*columns, strict=True))
+
+
+def bag_of(table: pa.Table) -> Bag:
+    """The rows of an Arrow table as a bag; a `_count` column gives the counts."""
+    if COUNT not in table.column_names:
+        return Counter(rows_of(table))
+    bag: Bag = Counter()
+    for row, count in zip(rows_of(table.drop_columns([COUNT])), table[COUNT].to_pylist(), strict=True):
+        bag[row] += count
+    return nonzero(bag)
+
+
+def nonzero(bag: Bag) -> Bag:
+    """The bag without rows whose count is zero."""
+    return Counter({row: count for row, count in bag.items() if count})
+
+
+def plus(*bags: Bag) -> Bag:
+    """The sum of signed bags (Counter's own `+` drops what is negative)."""
+    total: Bag = Counter()
+    for bag in bags:
+        for row, count in bag.items():
+            total[row] += count
+    return nonzero(total)
+
+
+def sum_changes(changes: Iterable[Change]) -> Change:
+    """What several transactions do together."""
+    total: dict[str, list[Bag]] = {}
+    for change in changes:
+        for relation, bag in change.items():
+            total.setdefault(relation, []).append(bag)
+    return {relation: bag for relation, bags in total.items() if (bag := plus(*bags))}
+
+
+class Model:
+    """The tables as they must be after the transactions applied so far."""
+
+    def __init__(self, tables: Sequence[RelationSchema], quirks: Quirks) -> None:
+        self.tables = {table.name: table for table in tables}
+        self.contents: dict[str, Bag] = {table.name: Counter() for table in tables}
+        self._quirks = quirks
+
+    def apply(self, transaction: Transaction) -> Change:
+        """Apply one transaction and return what it did; nothing if it does not commit."""
+        if not transaction.commits:
+            return {}
+        change = sum_changes(self._effect(operation) for operation in transaction.operations)
+        for relation, bag in change.items():
+            self.contents[relation] = plus(self.contents[relation], bag)
+            lost = next((row for row, count in self.contents[relation].items() if count < 0), None)
+            if lost is not None:
+                raise ValueError(
+                    f"the case itself is wrong: it removes {lost} from {relation}, which has none"
+                )
+        return change
+
+    def stored(self, relation: str, row: Row) -> Row:
+        """The row as the source will give it back."""
+        values = []
+        for value, column in zip(row, self.tables[relation].columns, strict=True):
+            stored = self._quirks.stored.get(column.type)
+            values.append(canonical(stored.convert(value) if stored and value is not None else value))
+        return tuple(values)
+
+    def _effect(self, operation: Operation) -> Change:
+        relation = operation.relation
+        match operation:
+            case Insert(_, rows):
+                bag = Counter(self.stored(relation, row) for row in rows)
+            case Delete(_, row):
+                bag = Counter({self.stored(relation, row): -1})
+            case Update(_, before, after):
+                bag = Counter({self.stored(relation, before): -1})
+                bag[self.stored(relation, after)] += 1
+            case Overwrite(_, old, after):
+                bag = Counter({self.stored(relation, old): -1} if old else {})
+                bag[self.stored(relation, after)] += 1
+        return {relation: bag}
+
+
+def difference(expected: Bag, found: Bag, limit: int = 3) -> str | None:
+    """One line on how two bags differ, or None."""
+    wrong = plus(found, Counter({row: -count for row, count in expected.items()}))
+    if not wrong:
+        return None
+
+    def some(sign: int) -> str:
+        rows = [f"{abs(count)}x {_short(row)}" for row, count in wrong.items() if count * sign > 0]
+        return ", ".join(rows[:limit]) + (f" and {len(rows) - limit} more" if len(rows) > limit else "")
+
+    parts = [f"{word} {text}" for word, text in (("missing", some(-1)), ("too many", some(+1))) if text]
+    return "; ".join(parts)
+
+
+def difference_of_changes(expected: Mapping[str, Bag], found: Mapping[str, Bag]) -> str | None:
+    """One line on how two changes differ, or None."""
+    for relation in [*expected, *(name for name in found if name not in expected)]:
+        text = difference(expected.get(relation, Counter()), found.get(relation, Counter()))
+        if text:
+            return f"{relation}: {text}"
+    return None
+
+
+def _short(row: Row) -> str:
+    text = repr(row)
+    return text if len(text) <= 160 else f"{text[:150]}…({len(text)} characters)"

@@ -1,0 +1,13 @@
+"""Every broken adapter: each has one deliberate fault, and names the cases that must see it."""
+
+from __future__ import annotations
+
+from adapters.conformance.tests import broken_changes, broken_fetch, broken_lifecycle, broken_types
+from adapters.conformance.tests.fault import Fault
+
+FAULTS: tuple[Fault, ...] = (
+    *broken_changes.FAULTS,
+    *broken_fetch.FAULTS,
+    *broken_lifecycle.FAULTS,
+    *broken_types.FAULTS,
+)

@@ -1,0 +1,1 @@
+"""Tests of the DuckDB adapter; writers are processes of their own."""

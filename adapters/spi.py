@@ -1,0 +1,222 @@
+"""The source contract: what an adapter must offer, and the one sentence it must get right.
+
+**Changes and query answers read inside one snapshot agree exactly.** Everything a wrapper does (local
+correction, ordered replies) and everything a mediator does (compensation) rests on that sentence; the
+conformance kit in `adapters/conformance` tests it.
+
+An adapter is one object per source. It is used by one thread at a time, except `close`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from algebra.delta import Delta
+from algebra.local_view import Keys, LocalView
+from algebra.position import Position
+from algebra.schema import COUNT, Catalog
+
+TRANSACTION = "_tx"
+"""In `Changes`: the index of the transaction a row belongs to."""
+
+
+class Boundaries(Enum):
+    """How well a capture tells one source transaction from the next.
+
+    EXACT: every `Changes` entry is one source transaction. BATCHED: an entry may hold several consecutive
+    transactions, never a part of one (the Strobe paper's source-local transaction). WHERE_KNOWN: exact,
+    except for stretches that the adapter marks as batched.
+    """
+
+    EXACT = "exact"
+    WHERE_KNOWN = "exact where known"
+    BATCHED = "batched"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an adapter with its configured capture can do; the reachable consistency follows from it.
+
+    `capture`: the capture style in use. `history`: positions can be resumed after the wrapper restarts.
+    `total_order`: transactions come in commit order. `before_images`: deletes and updates carry old rows.
+    `needs_write`: capture writes into the source (triggers, log tables).
+    """
+
+    capture: str
+    boundaries: Boundaries
+    history: bool = True
+    total_order: bool = True
+    before_images: bool = True
+    needs_write: bool = True
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """One source as configured. `relations` None means all; `options` are the adapter's own."""
+
+    name: str
+    adapter: str
+    url: str
+    relations: tuple[str, ...] | None = None
+    capture: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SourceTransaction:
+    """What one committed source transaction did: a delta per relation it changed."""
+
+    position: Position
+    deltas: Mapping[str, Delta]
+    batched: bool = False
+
+
+@dataclass(frozen=True)
+class Changes:
+    """A run of consecutive source transactions in commit order, in columnar form.
+
+    `positions[i]` is the position after transaction i. `tables` holds, for each relation that any of them
+    changed, its columns plus `_tx` (int32, the index of the transaction; ascending) and `_count` (int64,
+    +1 or -1 or a sum of them; normal form is not required). `batched` holds the indexes of entries that
+    may be several source transactions in one.
+    """
+
+    positions: tuple[Position, ...]
+    tables: Mapping[str, pa.Table]
+    batched: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def transactions(self) -> Iterator[SourceTransaction]:
+        """The same run, one transaction at a time; for tests and tools, not for hot paths."""
+        import pyarrow.compute as pc
+
+        for index, position in enumerate(self.positions):
+            deltas = {}
+            for relation, table in self.tables.items():
+                rows = table.filter(pc.equal(table[TRANSACTION], index)).drop_columns([TRANSACTION])
+                if rows.num_rows:
+                    deltas[relation] = Delta(rows)
+            yield SourceTransaction(position, deltas, index in self.batched)
+
+    @classmethod
+    def of(cls, transactions: Iterable[SourceTransaction]) -> Changes:
+        """The run made of single transactions; the easy way for an adapter without columnar changes."""
+        run = list(transactions)
+        parts: dict[str, list[pa.Table]] = {}
+        for index, transaction in enumerate(run):
+            for relation, delta in transaction.deltas.items():
+                tag = pa.repeat(pa.scalar(index, pa.int32()), len(delta))
+                parts.setdefault(relation, []).append(delta.rows.append_column(TRANSACTION, tag))
+        return cls(
+            positions=tuple(t.position for t in run),
+            tables={relation: pa.concat_tables(tables) for relation, tables in parts.items()},
+            batched=frozenset(i for i, t in enumerate(run) if t.batched),
+        )
+
+
+class Snapshot(ABC):
+    """One read transaction on the source: everything read through it shows the same state."""
+
+    @property
+    @abstractmethod
+    def position(self) -> Position:
+        """The position of the state that this snapshot shows."""
+
+    @abstractmethod
+    def changes(self, after: Position) -> Changes:
+        """Every committed transaction after that position that this snapshot sees, in commit order.
+
+        Never a part of a transaction, never one that `fetch` does not show. Covers all relations that
+        were prepared. Raises PositionTrimmedError if that history is gone or the position is not of
+        this source's history (for example after a restore from backup).
+        """
+
+    @abstractmethod
+    def fetch(self, query: LocalView, keys: Keys | None = None) -> pa.RecordBatchReader:
+        """The rows of `query`, as a bag with the columns and types of `query.arrow`, in any order.
+
+        With `keys`, only rows that match one of the key values. Joins and keys compare by value (binary
+        collation for text), NULL matches nothing. `query.predicates` may be applied where the source
+        decides them exactly as written, or ignored: the caller applies them again.
+        Needs no write rights. The reader is consumed before the snapshot is left.
+        """
+
+
+class Adapter(ABC):
+    """A source behind the contract. Constructing one must not connect; every other call may.
+
+    Errors: SourceUnavailableError when the source does not answer (the wrapper retries),
+    ConfigurationError for what only a person can mend, PositionTrimmedError and SchemaChangedError when
+    the stream of changes is broken, DataError for a value that does not fit its declared type.
+    """
+
+    kind: ClassVar[str]
+    """The name used in `adapter:`."""
+
+    def __init__(self, config: SourceConfig) -> None:
+        self.config = config
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this adapter can do with the configured capture."""
+
+    @abstractmethod
+    def catalog(self) -> Catalog:
+        """The relations this source shows (those configured, or all), with Arrow types and keys."""
+
+    @abstractmethod
+    def prepare(self, relations: Sequence[str], *, dry_run: bool = False) -> list[str]:
+        """Install capture on these relations, idempotently; returns each statement or step, in order.
+
+        With `dry_run` nothing is changed and the steps that would be taken are returned. Relations that
+        were prepared before and are not named stay prepared.
+        """
+
+    @abstractmethod
+    def remove(self, *, dry_run: bool = False) -> list[str]:
+        """Remove every trace of capture, idempotently; returns the steps as `prepare` does."""
+
+    @abstractmethod
+    def snapshot(self) -> AbstractContextManager[Snapshot]:
+        """A context manager over one read transaction. At most one is open at a time."""
+
+    @abstractmethod
+    def wait(self, timeout: float) -> None:
+        """Return when something may have changed since the last snapshot, or after `timeout` seconds."""
+
+    @abstractmethod
+    def acknowledge(self, position: Position) -> None:
+        """History up to here is no longer needed and may be trimmed; idempotent, never goes back."""
+
+    def wake(self) -> None:
+        """Make a `wait` that another thread is in return soon; the default lets it time out."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all connections and files; further calls are errors."""
+
+
+AdapterFactory = Callable[[SourceConfig], Adapter]
+
+__all__ = [
+    "COUNT",
+    "TRANSACTION",
+    "Adapter",
+    "AdapterFactory",
+    "Boundaries",
+    "Capabilities",
+    "Changes",
+    "Snapshot",
+    "SourceConfig",
+    "SourceTransaction",
+]

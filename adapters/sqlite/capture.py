@@ -1,0 +1,322 @@
+"""The change log that triggers write into the source, and the statements that install and remove it.
+
+Layout. One log table for all captured relations, so that a transaction is one stretch of its rowids and
+its rightmost page tells the last one (see `wal`): `seq`, the mark columns, the relation's number, the
+sign, then `c0, c1, ...` as wide as the widest relation. These columns have no type, so a value is stored
+as the base table stores it, without a text form in between. No AUTOINCREMENT: trimming always keeps the
+newest row, so numbers are never reused, writers are spared the second table that AUTOINCREMENT updates,
+and removal leaves nothing behind (`sqlite_sequence` cannot be dropped). Row 0 stands for "empty".
+
+REPLACE. When a conflict resolved by REPLACE deletes rows, delete triggers fire only if the *writer's*
+connection has `recursive_triggers` on; by default the deletion would pass unseen. Wrong ways: *log the
+conflicting rows in a BEFORE trigger*, for the same trigger runs for OR IGNORE and upserts, which delete
+nothing; *look for them in an AFTER trigger*, for then they are gone. Chosen way: BEFORE INSERT/UPDATE
+triggers copy conflicting rows to `_lockstep_replaced`. Triggers keep these copies in step with their rows
+from then on, so a copy whose row is gone means a deletion that no trigger saw; AFTER INSERT/UPDATE, which
+run only if the new row went in, log it. Copies left by OR IGNORE and upserts do no harm; trims clear them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from adapters.sqlite.connection import Connection
+from adapters.sqlite.schema import OWN_PREFIX, BaseTable, quoted
+from adapters.sqlite.wal import MARK_VALUES
+from algebra.errors import ConfigurationError
+
+LOG = f"{OWN_PREFIX}log"
+META = f"{OWN_PREFIX}meta"
+RELATIONS = f"{OWN_PREFIX}relations"
+REPLACED = f"{OWN_PREFIX}replaced"
+
+_CREATE_META = f"CREATE TABLE {META} (name TEXT PRIMARY KEY NOT NULL, value) WITHOUT ROWID"
+_CREATE_RELATIONS = (
+    f"CREATE TABLE {RELATIONS} (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, shape TEXT NOT NULL, "
+    "since INTEGER NOT NULL, reshaped INTEGER NOT NULL)"
+)
+
+
+@dataclass(frozen=True)
+class PreparedRelation:
+    """A relation under capture: its number in the log, its columns then, and where its rows begin.
+
+    `reshaped`: it was under capture before, in another shape or with a hole, so that history before
+    `since` does not count.
+    """
+
+    id: int
+    name: str
+    shape: str
+    since: int
+    reshaped: bool
+
+
+@dataclass(frozen=True)
+class CaptureState:
+    """What capture is installed: its relations, log width, and the triggers as the source has them."""
+
+    installed: bool
+    width: int
+    relations: Mapping[str, PreparedRelation]
+    triggers: Mapping[str, str]
+
+    def drift(self, tables: Mapping[str, BaseTable], *, replace: bool) -> dict[str, str]:
+        """For each captured relation that is no longer captured as it should be: what is wrong."""
+        wrong = {}
+        for relation in self.relations.values():
+            table = tables.get(relation.name)
+            if table is None:
+                wrong[relation.name] = "it no longer exists"
+            elif table.shape != relation.shape:
+                wrong[relation.name] = "its columns changed"
+            elif any(
+                self.triggers.get(name) != sql
+                for name, sql in triggers(table, relation.id, replace=replace).items()
+            ):
+                wrong[relation.name] = "its capture triggers no longer match its constraints, or are gone"
+        return wrong
+
+
+def read_state(connection: Connection) -> CaptureState:
+    """The capture that the source has now."""
+    own = {
+        name: (kind, sql)
+        for kind, name, sql in connection.rows(
+            "SELECT type, name, coalesce(sql, '') FROM sqlite_schema "
+            f"WHERE name LIKE '{OWN_PREFIX.replace('_', '!_')}%' ESCAPE '!'"
+        )
+    }
+    if LOG not in own:
+        return CaptureState(False, 0, {}, {})
+    width = connection.value(f"SELECT count(*) FROM pragma_table_info('{LOG}') WHERE name GLOB 'c[0-9]*'")
+    relations = {
+        name: PreparedRelation(number, name, shape, since, bool(reshaped))
+        for number, name, shape, since, reshaped in connection.rows(
+            f"SELECT id, name, shape, since, reshaped FROM {RELATIONS}"
+        )
+    }
+    found = {name: sql for name, (kind, sql) in own.items() if kind == "trigger"}
+    return CaptureState(True, width, relations, found)
+
+
+def install_steps(
+    state: CaptureState, tables: Mapping[str, BaseTable], names: Iterable[str], *, replace: bool
+) -> list[str]:
+    """The statements that put these relations under capture and mend those that drifted, in order."""
+    drift = state.drift(tables, replace=replace)
+    steps = []
+    for name in drift:
+        steps += _drop_triggers(state, name)
+        steps.append(f"DELETE FROM {REPLACED} WHERE rel = {state.relations[name].id}")
+        if name not in tables:
+            steps.append(f"DELETE FROM {RELATIONS} WHERE name = {_literal(name)}")
+    wanted = [n for n in dict.fromkeys(names) if n not in state.relations]
+    changed = [*wanted, *(name for name in drift if name in tables)]
+    if not changed and not steps:
+        return []
+    width = max([state.width, *(len(tables[name].columns) for name in changed)])
+    steps += _log_steps(state, width)
+    next_id = 1 + max((relation.id for relation in state.relations.values()), default=0)
+    for number, name in enumerate(changed, next_id):
+        known = state.relations.get(name)
+        steps += _relation_steps(tables[name], number, known is not None, replace=replace)
+    return steps
+
+
+def remember_journal_mode(mode: str) -> str:
+    """The statement that notes which journal mode the source had before it was changed."""
+    return f"INSERT OR IGNORE INTO {META} VALUES ('journal_mode', {_literal(mode)})"
+
+
+def remove_steps(connection: Connection) -> list[str]:
+    """The statements that take capture out of the source, its former journal mode restored."""
+    state = read_state(connection)
+    if not state.installed:
+        return []
+    steps = [f"DROP TRIGGER {quoted(name)}" for name in state.triggers]
+    steps += [f"DROP TABLE {table}" for table in (REPLACED, LOG, RELATIONS, META)]
+    mode = connection.value(f"SELECT value FROM {META} WHERE name = 'journal_mode'")
+    return [*steps, f"PRAGMA journal_mode = {mode}"] if mode else steps
+
+
+def _log_steps(state: CaptureState, width: int) -> list[str]:
+    if state.installed:
+        return [
+            f"ALTER TABLE {table} ADD COLUMN c{i}"
+            for table in (LOG, REPLACED)
+            for i in range(state.width, width)
+        ]
+    marks = ", ".join(f"m{i} DEFAULT {value}" for i, value in enumerate(MARK_VALUES))
+    values = "".join(f", c{i}" for i in range(width))
+    return [
+        f"CREATE TABLE {LOG} (seq INTEGER PRIMARY KEY, {marks}, rel INTEGER, op INTEGER{values})",
+        f"CREATE TABLE {REPLACED} (rel INTEGER, row_key{values}, UNIQUE (rel, row_key))",
+        _CREATE_RELATIONS,
+        _CREATE_META,
+        f"INSERT INTO {META} VALUES ('epoch', lower(hex(randomblob(8)))), ('trimmed', 0)",
+        f"INSERT INTO {LOG} (seq, rel, op) VALUES (0, 0, 0)",
+    ]
+
+
+def _relation_steps(table: BaseTable, number: int, known: bool, *, replace: bool) -> list[str]:
+    if known:
+        record = f"UPDATE {RELATIONS} SET id = {number}, shape = {_literal(table.shape)}, reshaped = 1, "
+        record += f"since = (SELECT max(seq) FROM {LOG}) WHERE name = {_literal(table.name)}"
+    else:
+        record = f"INSERT INTO {RELATIONS} SELECT {number}, {_literal(table.name)}, {_literal(table.shape)}, "
+        record += f"max(seq), 0 FROM {LOG}"
+    return [record, *triggers(table, number, replace=replace).values()]
+
+
+def _drop_triggers(state: CaptureState, relation: str) -> list[str]:
+    names = [_trigger_name(kind, relation) for kind in _KINDS]
+    return [f"DROP TRIGGER {quoted(name)}" for name in names if name in state.triggers]
+
+
+_KINDS = (
+    "insert", "delete", "update",
+    "clash_insert", "clash_update", "gone_insert", "gone_delete", "gone_update",
+)  # fmt: skip
+
+
+def _trigger_name(kind: str, relation: str) -> str:
+    return f"{OWN_PREFIX}{kind}: {relation}"
+
+
+def triggers(table: BaseTable, number: int, *, replace: bool) -> dict[str, str]:
+    """The CREATE TRIGGER statements that capture one relation, by trigger name."""
+    name = quoted(table.name)
+    new, old = _log_row(table, number, 1, "NEW"), _log_row(table, number, -1, "OLD")
+    into = f"INSERT INTO {LOG} (rel, op{_values(table)}) VALUES"
+    bodies = {
+        "insert": f"AFTER INSERT ON {name} BEGIN {into} {new}; END",
+        "delete": f"AFTER DELETE ON {name} BEGIN {into} {old}; END",
+        "update": f"AFTER UPDATE ON {name} BEGIN {into} {old}; {into} {new}; END",
+    }
+    if replace:
+        bodies |= _replace_triggers(table, number)
+    return {
+        trigger: f"CREATE TRIGGER {quoted(trigger)} {body}"
+        for trigger, body in ((_trigger_name(kind, table.name), body) for kind, body in bodies.items())
+    }
+
+
+def _values(table: BaseTable, prefix: str = "") -> str:
+    return "".join(f", {prefix}c{i}" for i in range(len(table.columns)))
+
+
+def _log_row(table: BaseTable, number: int, sign: int, row: str) -> str:
+    columns = "".join(f", {row}.{quoted(column.name)}" for column in table.columns)
+    return f"({number}, {sign}{columns})"
+
+
+def _replace_triggers(table: BaseTable, number: int) -> dict[str, str]:
+    name, clashes = quoted(table.name), _clashes(table)
+    # Per constraint, so that each is one index look-up on every insert; the copy itself is rare.
+    exists = " OR ".join(f"EXISTS (SELECT 1 FROM {name} AS t WHERE {clash.met_by('t')})" for clash in clashes)
+    key_changes = " OR ".join(clash.changes for clash in clashes)
+    met = " OR ".join(f"({clash.met_by('t')})" for clash in clashes)
+    of_other = f"({met}) AND {_row_key(table, 't')} <> {_row_key(table, 'OLD')}"
+    has_copies = f"WHEN EXISTS (SELECT 1 FROM {REPLACED})"
+    took_place = f"row_key = {_row_key(table, 'NEW')}"
+    moved = f"{took_place} AND row_key <> {_row_key(table, 'OLD')}"
+    of_old = f"rel = {number} AND row_key = {_row_key(table, 'OLD')}"
+    follow = "".join(f", c{i} = NEW.{quoted(column.name)}" for i, column in enumerate(table.columns))
+    return {
+        "clash_insert": f"BEFORE INSERT ON {name} WHEN {exists} BEGIN {_copy_rows(table, number, met)}; END",
+        "clash_update": f"BEFORE UPDATE ON {name} WHEN {key_changes} "
+        f"BEGIN {_copy_rows(table, number, of_other)}; END",
+        "gone_insert": f"AFTER INSERT ON {name} {has_copies} "
+        f"BEGIN {_log_gone(table, number, took_place)} END",
+        "gone_delete": f"AFTER DELETE ON {name} {has_copies} "
+        f"BEGIN DELETE FROM {REPLACED} WHERE {of_old}; END",
+        "gone_update": f"AFTER UPDATE ON {name} {has_copies} BEGIN "
+        f"UPDATE {REPLACED} SET row_key = NULL WHERE rel = {number} AND {moved}; "
+        f"UPDATE {REPLACED} SET row_key = {_row_key(table, 'NEW')}{follow} WHERE {of_old}; "
+        f"{_log_gone(table, number, 'row_key IS NULL')} END",
+    }
+
+
+@dataclass(frozen=True)
+class _Clash:
+    """One unique constraint: its columns as SQL, and how each compares."""
+
+    columns: tuple[str, ...]
+    collations: tuple[str, ...]
+
+    def met_by(self, row: str) -> str:
+        """SQL: that row holds the key that NEW wants. For a partial index this is a superset."""
+        return " AND ".join(
+            f"{row}.{column} = NEW.{column} COLLATE {quoted(collation)}"
+            for column, collation in zip(self.columns, self.collations, strict=True)
+        )
+
+    @property
+    def changes(self) -> str:
+        """SQL: an update changes this key."""
+        return " OR ".join(f"OLD.{column} IS NOT NEW.{column}" for column in self.columns)
+
+
+def _clashes(table: BaseTable) -> list[_Clash]:
+    """The unique constraints by which REPLACE may delete rows of this table."""
+    clashes = []
+    if table.rowid is not None:
+        clashes.append(_Clash((table.rowid,), ("BINARY",)))
+    elif not table.without_rowid:
+        raise ConfigurationError(
+            f"relation {table.name!r} has columns named rowid, _rowid_ and oid, which hide the identity of "
+            "its rows; if no writer uses REPLACE, set the option 'replace: never'"
+        )
+    for index in table.indexes:
+        if not index.unique:
+            continue
+        if any(column.name is None for column in index.columns):
+            raise ConfigurationError(
+                f"relation {table.name!r} has a unique index on an expression: rows that REPLACE deletes "
+                "by it cannot be captured; if no writer uses REPLACE, set the option 'replace: never'"
+            )
+        columns = tuple(quoted(column.name or "") for column in index.columns)
+        clashes.append(_Clash(columns, tuple(column.collation for column in index.columns)))
+    return clashes
+
+
+def _row_key(table: BaseTable, row: str) -> str:
+    """SQL: what identifies the row among all rows of its table at one moment."""
+    if table.rowid is not None:
+        return f"{row}.{table.rowid}"
+    return " || ',' || ".join(f"quote({row}.{quoted(column)})" for column in table.primary_key)
+
+
+def _copy_rows(table: BaseTable, number: int, condition: str) -> str:
+    """SQL: copy the rows `t` of the table that meet the condition and have no copy yet.
+
+    Not by OR IGNORE: in a trigger it is overruled by the OR clause of the statement that fired it.
+    """
+    key = _row_key(table, "t")
+    base = "".join(f", t.{quoted(column.name)}" for column in table.columns)
+    return (
+        f"INSERT INTO {REPLACED} (rel, row_key{_values(table)}) "
+        f"SELECT {number}, {key}{base} FROM {quoted(table.name)} AS t WHERE ({condition}) "
+        f"AND NOT EXISTS (SELECT 1 FROM {REPLACED} AS r WHERE r.rel = {number} AND r.row_key = {key})"
+    )
+
+
+def _log_gone(table: BaseTable, number: int, replaced: str) -> str:
+    """Statements of an AFTER trigger: log, and drop, the copies whose rows were deleted unseen."""
+    if table.rowid is not None:
+        same = f"t.{table.rowid} = {REPLACED}.row_key"
+    else:
+        places = [column.name for column in table.columns]
+        same = " AND ".join(f"t.{quoted(c)} = {REPLACED}.c{places.index(c)}" for c in table.primary_key)
+    still_there = f"EXISTS (SELECT 1 FROM {quoted(table.name)} AS t WHERE {same})"
+    gone = f"rel = {number} AND ({replaced} OR NOT {still_there})"
+    return (
+        f"INSERT INTO {LOG} (rel, op{_values(table)}) SELECT {number}, -1{_values(table)} "
+        f"FROM {REPLACED} WHERE {gone}; DELETE FROM {REPLACED} WHERE {gone};"
+    )
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,99 @@
+"""Where transactions end in the change log, as far as it is known.
+
+The change log is a row of numbers 1, 2, 3, ...; a transaction is an interval of it. The write-ahead log
+tells where intervals end, except for stretches that were written while nobody followed it. This module
+keeps the known ends and answers, for any stretch, into which entries it falls and which of them may be
+several transactions in one. It may say "several" of what was one; it never splits a transaction.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from adapters.sqlite.wal import UNKNOWN
+
+
+@dataclass(frozen=True)
+class Entries:
+    """A stretch of the change log as consecutive entries: where each ends, and which are batched."""
+
+    ends: tuple[int, ...]
+    batched: frozenset[int]
+
+
+class CommitMarks:
+    """Known ends of transactions, in ascending order."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    @property
+    def last(self) -> int:
+        """The largest known end, or -1."""
+        return self._ends[-1] if self._ends else -1
+
+    def clear(self) -> None:
+        """Know nothing."""
+        self._ends: list[int] = []
+        self._batched: set[int] = set()
+        self._gap = True
+        self._in_doubt = False
+        self._confirmed = -1
+
+    def skip(self) -> None:
+        """From here on commits may have passed unseen: the next one's start is not known."""
+        self._gap = True
+
+    def add(self, last_rows: Iterable[int]) -> None:
+        """Note what each further commit left as the last row of the change log.
+
+        Row 0 exists only to be the single row of a new change log: its commit begins a new history.
+        A row that is not beyond the last one comes from a commit that appended nothing. UNKNOWN says that
+        the pages did not fit together, so that what they said since the last snapshot is not relied on.
+        """
+        for row in last_rows:
+            if row == 0:
+                self.clear()
+                self._ends, self._gap, self._confirmed = [0], False, 0
+            elif row == UNKNOWN:
+                del self._ends[bisect_right(self._ends, self._confirmed) :]
+                self._gap = self._in_doubt = True
+            elif row > self.last:
+                self._ends.append(row)
+                if self._gap:
+                    self._batched.add(row)
+                self._gap = self._in_doubt = False
+
+    def confirm(self, row: int) -> None:
+        """A snapshot ends at this row, after all commits it shows were polled: a transaction ends here.
+
+        If no commit said so, it lies in an unseen stretch, and whatever comes next starts right here;
+        unless one of the polled commits is unknown, for that one may lie beyond the snapshot.
+        """
+        if row > self.last:
+            self._ends.append(row)
+            self._batched.add(row)
+            self._gap = self._in_doubt
+        self._confirmed = row
+
+    def forget(self, before: int) -> None:
+        """Drop ends that lie before the last one at or below this row."""
+        keep = max(0, bisect_right(self._ends, before) - 1)
+        self._batched.difference_update(self._ends[:keep])
+        del self._ends[:keep]
+
+    def entries(self, after: int, upto: int) -> Entries:
+        """The entries of the rows after `after` up to `upto`, both ends of transactions themselves."""
+        if after >= upto:
+            return Entries((), frozenset())
+        first, beyond = bisect_right(self._ends, after), bisect_right(self._ends, upto)
+        ends = self._ends[first:beyond]
+        batched = {index for index, end in enumerate(ends) if end in self._batched}
+        if ends and (first == 0 or self._ends[first - 1] != after):
+            batched.add(0)
+        if not ends or ends[-1] < upto:
+            batched.add(len(ends))
+            ends.append(upto)
+        return Entries(tuple(ends), frozenset(batched))

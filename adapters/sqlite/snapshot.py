@@ -1,0 +1,118 @@
+"""One read transaction as the contract's snapshot: changes from the log, rows from the base tables."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from adapters.spi import COUNT, TRANSACTION, Changes, Snapshot
+from adapters.sqlite.capture import LOG, PreparedRelation
+from adapters.sqlite.commit_marks import CommitMarks
+from adapters.sqlite.lookup import keyed_select
+from adapters.sqlite.rows import ResultColumn, read_rows
+from adapters.sqlite.schema import BaseTable
+from adapters.sqlite.session import ReadView
+from adapters.sqlite.sql import FetchBuilder
+from adapters.sqlite.types import Integer
+from algebra.errors import ConfigurationError, PositionTrimmedError, SchemaChangedError
+from algebra.local_view import Keys, LocalView
+from algebra.position import Position
+from algebra.schema import Catalog
+
+_SEQ = "_seq"
+
+
+class SqliteSnapshot(Snapshot):
+    """What one read transaction on the source shows."""
+
+    def __init__(self, source: str, view: ReadView, marks: CommitMarks) -> None:
+        self._source, self._view, self._marks = source, view, marks
+
+    @property
+    def position(self) -> Position:
+        return Position(self._view.last, self._view.epoch)
+
+    def changes(self, after: Position) -> Changes:
+        self._check_capture(after)
+        first, last = after.ordinal, self._view.last
+        entries = self._marks.entries(first, last)
+        if not entries.ends:
+            return Changes((), {})
+        index = _transaction_of_row(first, entries.ends)
+        tables = {}
+        for relation in self._changed_relations(first, last):
+            tables[relation.name] = self._changes_of(relation, first, last, index)
+        epoch = self._view.epoch
+        return Changes(tuple(Position(end, epoch) for end in entries.ends), tables, entries.batched)
+
+    def fetch(self, query: LocalView, keys: Keys | None = None) -> pa.RecordBatchReader:
+        tables = self._view.source.tables
+        used = {name: tables[name].relation(None) for name in query.relations if name in tables}
+        query.check(Catalog(self._source, used))
+        builder = FetchBuilder(query, tables)
+        connection = self._view.connection
+        select = builder.all_rows() if keys is None else keyed_select(connection, builder, keys)
+        return read_rows(connection, select.columns, select.tail, select.parameters)
+
+    def _check_capture(self, after: Position) -> None:
+        view, where = self._view, f"source {self._source!r}"
+        if not view.source.capture.installed:
+            raise ConfigurationError(f"{where} is not prepared: no capture is installed in it")
+        for name, what in view.source.drift.items():
+            raise SchemaChangedError(f"relation {self._source}.{name} has to be prepared again: {what}")
+        if after.token != view.epoch and (after.token or after.ordinal):
+            raise PositionTrimmedError(
+                f"{where}: position {after} belongs to another history (capture was installed anew, or the "
+                "database was replaced)"
+            )
+        if after.ordinal > view.last:
+            raise PositionTrimmedError(
+                f"{where}: position {after} is beyond the end of its history ({view.last}); was the database "
+                "restored from a backup?"
+            )
+        if after.ordinal < view.trimmed:
+            raise PositionTrimmedError(
+                f"{where}: history up to {view.trimmed} was trimmed, position {after} lies before that"
+            )
+        for relation in view.source.capture.relations.values():
+            if relation.reshaped and after.ordinal < relation.since:
+                raise SchemaChangedError(
+                    f"relation {self._source}.{relation.name} was prepared anew at position "
+                    f"{relation.since}; what it was at position {after} cannot be followed"
+                )
+
+    def _changed_relations(self, first: int, last: int) -> list[PreparedRelation]:
+        """The relations that have rows in this stretch of the log, which must have no holes."""
+        rows, found = self._view.connection.rows(
+            f"SELECT count(*), group_concat(DISTINCT rel) FROM {LOG} WHERE seq > ? AND seq <= ?",
+            [first, last],
+        )[0]
+        if rows != last - first:
+            raise PositionTrimmedError(
+                f"source {self._source!r}: {last - first - rows} rows are missing from its change log after "
+                f"position {first}; it was edited by hand"
+            )
+        numbers = str(found).split(",")
+        return [r for r in self._view.source.capture.relations.values() if str(r.id) in numbers]
+
+    def _changes_of(self, relation: PreparedRelation, first: int, last: int, index: pa.Array) -> pa.Table:
+        table: BaseTable = self._view.source.tables[relation.name]
+        columns = [
+            ResultColumn(column.name, f"c{i}", column.codec, f"{self._source}.{table.name}.{column.name}")
+            for i, column in enumerate(table.columns)
+        ]
+        log = f"the change log of {self._source}.{table.name}"
+        columns += [ResultColumn(_SEQ, "seq", Integer(), log), ResultColumn(COUNT, "op", Integer(), log)]
+        tail = f"FROM {LOG} WHERE seq > ? AND seq <= ? AND rel = ?"
+        rows = read_rows(self._view.connection, columns, tail, [first, last, relation.id]).read_all()
+        offsets = pc.subtract(rows[_SEQ], first + 1)
+        data = rows.select([column.name for column in table.columns])
+        data = data.append_column(TRANSACTION, pc.take(index, offsets))
+        return data.append_column(COUNT, rows[COUNT])
+
+
+def _transaction_of_row(first: int, ends: tuple[int, ...]) -> pa.Array:
+    """For each log row after `first`, in order, the index of the entry it belongs to."""
+    run_ends = pa.array([end - first for end in ends], pa.int64())
+    runs = pa.RunEndEncodedArray.from_arrays(run_ends, pa.array(range(len(ends)), pa.int32()))
+    return pc.run_end_decode(runs)

@@ -1,0 +1,505 @@
+"""Preparing, drifting, trimming, removing, waiting, closing, and what goes wrong."""
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.registry import create
+from adapters.spi import Boundaries, SourceConfig
+from adapters.sqlite.adapter import SqliteAdapter
+from adapters.sqlite.tests.support import (
+    WriteError,
+    Writer,
+    adapter_on,
+    bag,
+    captured,
+    changes,
+    config,
+    contents,
+    deltas,
+    net,
+    position,
+    view_of,
+)
+from algebra.errors import (
+    ConfigurationError,
+    PositionTrimmedError,
+    SchemaChangedError,
+    SourceUnavailableError,
+)
+from algebra.position import ORIGIN, Position
+
+T = "CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT)"
+
+
+def schema_of(writer: Writer) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(row) for row in writer("SELECT type, name, tbl_name, sql FROM sqlite_schema"))
+
+
+def test_the_catalog_shows_base_tables_with_types_and_keys(path: Path, writer: Writer) -> None:
+    schema = (
+        T,
+        "CREATE TABLE nullable_key (k TEXT PRIMARY KEY, v INT)",
+        "CREATE TABLE strict_key (k TEXT PRIMARY KEY, v INT) STRICT",
+        "CREATE TABLE no_rowid (x INT, y INT, PRIMARY KEY (y, x)) WITHOUT ROWID",
+        "CREATE TABLE by_index (k TEXT NOT NULL, v INT)",
+        "CREATE UNIQUE INDEX i ON by_index (k)",
+        "CREATE TABLE partly (k TEXT NOT NULL)",
+        "CREATE UNIQUE INDEX p ON partly (k) WHERE k > 'a'",
+        "CREATE TABLE by_time (at TIMESTAMP PRIMARY KEY NOT NULL)",
+        "CREATE TABLE sequenced (i INTEGER PRIMARY KEY AUTOINCREMENT)",
+        "CREATE VIEW v AS SELECT * FROM t",
+        "CREATE VIRTUAL TABLE search USING fts5(body)",
+        "INSERT INTO t VALUES (7, 'x')",
+    )
+    with captured(path, writer, *schema) as adapter:
+        catalog = adapter.catalog()
+        keys = {relation.name: relation.key for relation in catalog}
+        assert keys == {
+            "t": ("a",),
+            "nullable_key": (),
+            "strict_key": ("k",),
+            "no_rowid": ("y", "x"),
+            "by_index": ("k",),
+            "partly": (),
+            "by_time": (),
+            "sequenced": ("i",),
+        }
+        assert catalog.relation("t").row_estimate == 7
+        assert not catalog.relation("t").column("a").nullable
+        assert catalog.relation("t").column("b").nullable
+        writer("ANALYZE")
+        assert adapter.catalog().relation("t").row_estimate == 1
+
+
+def test_configured_relations_restrict_the_catalog(path: Path, writer: Writer) -> None:
+    writer(T, "CREATE TABLE u (x INT)")
+    with adapter_on(path, ("u",)) as adapter:
+        assert list(adapter.catalog().relations) == ["u"]
+    with adapter_on(path, ("nothing",)) as adapter:
+        with pytest.raises(ConfigurationError, match="no relation 'nothing'; it has: t, u"):
+            adapter.catalog()
+        with pytest.raises(ConfigurationError, match="no relation 'x'; it has: t, u"):
+            adapter.prepare(["x"])
+
+
+def test_preparing_twice_changes_nothing(path: Path, writer: Writer) -> None:
+    with captured(path, writer, T) as adapter:
+        before = schema_of(writer)
+        writer("INSERT INTO t VALUES (1, 'x')")
+        at = position(adapter)
+        assert adapter.prepare(["t"]) == []
+        assert schema_of(writer) == before
+        assert position(adapter).token == at.token
+        assert len(changes(adapter, ORIGIN)) == 1
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(path: Path, writer: Writer) -> None:
+    writer(T)
+    with adapter_on(path) as adapter:
+        before = schema_of(writer)
+        planned = adapter.prepare(["t"], dry_run=True)
+        assert planned[0] == "PRAGMA journal_mode = WAL"
+        assert any("CREATE TRIGGER" in step for step in planned)
+        assert schema_of(writer) == before
+        assert writer("PRAGMA journal_mode") == [["delete"]]
+        assert adapter.prepare(["t"]) == planned
+        removal = adapter.remove(dry_run=True)
+        assert removal
+        assert schema_of(writer) != before
+        assert adapter.remove() == removal
+
+
+@pytest.mark.parametrize("journal", ["wal", "keep"])
+def test_removal_leaves_no_trace(path: Path, writer: Writer, journal: str) -> None:
+    writer(T, "CREATE TABLE u (x TEXT UNIQUE)", "INSERT INTO t VALUES (1, 'x')")
+    before = schema_of(writer)
+    with adapter_on(path, journal=journal) as adapter:
+        adapter.prepare(["t", "u"])
+        writer("REPLACE INTO t VALUES (1, 'y')", "INSERT OR IGNORE INTO u VALUES ('x'), ('x')")
+        assert len(changes(adapter, ORIGIN)) > 0
+        writer.open(":memory:")  # the journal mode can only be restored while nobody else is there
+        adapter.remove()
+        assert adapter.remove() == []
+    writer.open(path)
+    assert schema_of(writer) == before
+    assert writer("PRAGMA journal_mode") == [["delete"]]
+    assert writer("PRAGMA integrity_check") == [["ok"]]
+    with adapter_on(path) as adapter, pytest.raises(ConfigurationError, match="not prepared"):
+        changes(adapter, ORIGIN)
+
+
+def test_a_wider_relation_can_join_later(path: Path, writer: Writer) -> None:
+    columns = ", ".join(f"x{i} INT" for i in range(30))
+    with captured(path, writer, T, f"CREATE TABLE wide ({columns})", relations=("t",)) as adapter:
+        writer("INSERT INTO t VALUES (1, 'x')", "INSERT INTO wide (x0) VALUES (0)")
+        at = position(adapter)
+        adapter.prepare(["wide"])
+        writer("BEGIN", "INSERT INTO wide (x29) VALUES (9)", "INSERT INTO t VALUES (2, 'y')", "COMMIT")
+        assert deltas(changes(adapter, at)) == [
+            {"t": {(2, "y"): 1}, "wide": {(*[None] * 29, 9): 1}},
+        ]
+        assert len(changes(adapter, ORIGIN)) == 2
+
+
+def test_a_changed_relation_is_named_and_can_be_prepared_again(path: Path, writer: Writer) -> None:
+    with captured(path, writer, T, "CREATE TABLE u (x INT)") as adapter:
+        writer("INSERT INTO t VALUES (1, 'x')", "INSERT INTO u VALUES (1)")
+        at = position(adapter)
+        writer("ALTER TABLE t ADD COLUMN c INT")
+        with pytest.raises(
+            SchemaChangedError, match=r"shop\.t has to be prepared again: its columns changed"
+        ):
+            changes(adapter, at)
+        writer("INSERT INTO t VALUES (2, 'y', 3)")
+        adapter.prepare(["u"])
+        writer("INSERT INTO t VALUES (3, 'z', 4)")
+        with pytest.raises(SchemaChangedError, match="prepared anew"):
+            changes(adapter, at)
+        with adapter.snapshot() as snapshot:
+            assert snapshot.position.ordinal == at.ordinal + 2
+        resumed = Position(at.ordinal + 1, at.token)
+        assert deltas(changes(adapter, resumed)) == [{"t": {(3, "z", 4): 1}}]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("DROP TABLE t", "no longer exists"),
+        ("ALTER TABLE t RENAME TO other", "no longer exists"),
+        ("ALTER TABLE t RENAME COLUMN b TO bb", "its columns changed"),
+        ("CREATE UNIQUE INDEX late ON t (b)", "no longer match its constraints"),
+        ('DROP TRIGGER "_lockstep_delete: t"', "or are gone"),
+    ],
+)
+def test_drift_of_every_kind_is_noticed(path: Path, writer: Writer, change: str, what: str) -> None:
+    with captured(path, writer, T, "CREATE TABLE u (x INT)") as adapter:
+        at = position(adapter)
+        writer(change)
+        with pytest.raises(SchemaChangedError, match=f"t has to be prepared again: .*{what}"):
+            changes(adapter, at)
+        adapter.prepare(["u"])
+        at = position(adapter)
+        writer("INSERT INTO u VALUES (1)")
+        assert deltas(changes(adapter, at)) == [{"u": {(1,): 1}}]
+
+
+def test_an_index_or_a_new_table_is_no_drift(path: Path, writer: Writer) -> None:
+    with captured(path, writer, T) as adapter:
+        writer("CREATE INDEX i ON t (b)", "CREATE TABLE later (x INT)", "INSERT INTO t VALUES (1, 'x')")
+        assert len(changes(adapter, ORIGIN)) == 1
+
+
+class Clock:
+    """Time that passes when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_acknowledged_history_is_trimmed_and_the_rest_kept(path: Path, writer: Writer) -> None:
+    writer(T)
+    clock = Clock()
+    adapter = SqliteAdapter(config(path), clock)
+    try:
+        adapter.prepare(["t"])
+        for i in range(10):
+            writer(f"INSERT INTO t VALUES ({2 * i}, 'x'), ({2 * i + 1}, 'y')")
+        run = changes(adapter, ORIGIN)
+        middle, end = run.positions[4], run.positions[-1]
+        adapter.acknowledge(middle)
+        assert writer("SELECT count(*) FROM _lockstep_log") == [[21]]  # too soon, and too few
+        clock.now += 2
+        adapter.acknowledge(middle)
+        assert writer("SELECT min(seq), max(seq) FROM _lockstep_log") == [[11, 20]]
+        writer("INSERT INTO t VALUES (100, 'z')")
+        with pytest.raises(PositionTrimmedError, match="history up to 10 was trimmed, position 8"):
+            changes(adapter, run.positions[3])
+        with pytest.raises(PositionTrimmedError):
+            changes(adapter, ORIGIN)
+        rest = changes(adapter, middle)
+        assert rest.positions == (*run.positions[5:], Position(21))
+        assert rest.batched == frozenset()
+        clock.now += 2
+        adapter.acknowledge(end)
+        adapter.acknowledge(middle)  # never goes back
+        clock.now += 2
+        adapter.acknowledge(position(adapter))
+        assert writer("SELECT count(*), max(seq) FROM _lockstep_log") == [[1, 21]]  # the newest row stays
+        writer("INSERT INTO t VALUES (101, 'z')")
+        assert deltas(changes(adapter, Position(21, end.token))) == [{"t": {(101, "z"): 1}}]
+    finally:
+        adapter.close()
+
+
+def test_trimming_does_not_disturb_the_boundaries(path: Path, writer: Writer) -> None:
+    writer(T)
+    clock = Clock()
+    adapter = SqliteAdapter(config(path), clock)
+    try:
+        adapter.prepare(["t"])
+        at = position(adapter)
+        for i in range(40):
+            rows = ", ".join(f"({100 * i + n}, hex(randomblob(300)))" for n in range(30))
+            writer(f"INSERT INTO t VALUES {rows}")
+            writer(f"DELETE FROM t WHERE a = {100 * i}")
+            run = changes(adapter, at)
+            assert [p.ordinal for p in run.positions] == [at.ordinal + 30, at.ordinal + 31]
+            assert run.batched == frozenset()
+            at = run.positions[-1]
+            clock.now += 2
+            adapter.acknowledge(run.positions[i % 2])
+    finally:
+        adapter.close()
+
+
+def test_a_new_history_is_trimmed_from_its_start(path: Path, writer: Writer) -> None:
+    writer(T)
+    clock = Clock()
+    adapter = SqliteAdapter(config(path, journal="keep"), clock)
+    try:
+        for rows in (9, 3):
+            adapter.prepare(["t"])
+            writer(*[f"REPLACE INTO t VALUES ({i + 100 * rows}, 'x')" for i in range(rows)])
+            clock.now += 2
+            adapter.acknowledge(position(adapter))
+            assert writer("SELECT count(*), max(seq) FROM _lockstep_log") == [[1, rows]]
+            clock.now += 2
+            adapter.acknowledge(Position(10**6, "another"))
+            assert writer("SELECT count(*), max(seq) FROM _lockstep_log") == [[1, rows]]
+            adapter.remove()
+    finally:
+        adapter.close()
+
+
+def test_a_locked_source_is_trimmed_later(path: Path, writer: Writer) -> None:
+    writer(T)
+    clock = Clock()
+    adapter = SqliteAdapter(config(path), clock)
+    try:
+        adapter.prepare(["t"])
+        writer("INSERT INTO t VALUES (1, 'x'), (2, 'y')")
+        at = position(adapter)
+        writer("BEGIN IMMEDIATE")
+        clock.now += 2
+        adapter.acknowledge(at)
+        writer("COMMIT")
+        assert writer("SELECT count(*) FROM _lockstep_log") == [[3]]
+        clock.now += 2
+        adapter.acknowledge(at)
+        assert writer("SELECT count(*) FROM _lockstep_log") == [[1]]
+    finally:
+        adapter.close()
+
+
+def test_positions_of_another_history_are_refused(path: Path, writer: Writer) -> None:
+    with captured(path, writer, T) as adapter:
+        writer("INSERT INTO t VALUES (1, 'x'), (2, 'y')")
+        at = position(adapter)
+        with pytest.raises(PositionTrimmedError, match="beyond the end of its history"):
+            changes(adapter, Position(9, at.token))
+        with pytest.raises(PositionTrimmedError, match="another history"):
+            changes(adapter, Position(1, "someone else's"))
+        with pytest.raises(PositionTrimmedError, match="another history"):
+            changes(adapter, Position(1))
+
+
+def test_a_hand_edited_log_is_noticed(path: Path, writer: Writer) -> None:
+    with captured(path, writer, T) as adapter:
+        writer(*[f"INSERT INTO t VALUES ({i}, 'x')" for i in range(5)])
+        writer("DELETE FROM _lockstep_log WHERE seq = 3")
+        with pytest.raises(PositionTrimmedError, match="1 rows are missing"):
+            changes(adapter, ORIGIN)
+
+
+def test_a_database_replaced_by_a_backup_is_noticed(path: Path, writer: Writer, tmp_path: Path) -> None:
+    backup = tmp_path / "backup.db"
+    with captured(path, writer, T) as adapter:
+        writer("INSERT INTO t VALUES (1, 'x')", f"VACUUM INTO '{backup}'", "INSERT INTO t VALUES (2, 'y')")
+        at = position(adapter)
+        assert contents(adapter, "t") == Counter([(1, "x"), (2, "y")])
+        writer.open(":memory:")
+        for file in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+            file.unlink(missing_ok=True)
+        backup.rename(path)
+        assert contents(adapter, "t") == Counter([(1, "x")])
+        with pytest.raises(PositionTrimmedError, match="restored from a backup"):
+            changes(adapter, at)
+        assert net(changes(adapter, ORIGIN), "t") == {(1, "x"): 1}
+
+
+def test_a_snapshot_does_not_move(path: Path, writer: Writer) -> None:
+    with captured(path, writer, T) as adapter:
+        writer("INSERT INTO t VALUES (1, 'x')")
+        query = view_of(adapter, {"t": "t"})
+        with adapter.snapshot() as snapshot:
+            at = snapshot.position
+            writer("INSERT INTO t VALUES (2, 'y')")
+            assert snapshot.position == at
+            assert len(snapshot.changes(ORIGIN)) == 1
+            assert bag(snapshot.fetch(query).read_all()) == Counter([(1, "x")])
+        with adapter.snapshot() as snapshot:
+            assert len(snapshot.changes(at)) == 1
+
+
+def test_waiting_ends_with_a_commit_and_not_before(path: Path, writer: Writer) -> None:
+    with captured(path, writer, T) as adapter:
+        adapter.wait(60)  # nothing was read yet, so anything may have changed
+        at = position(adapter)
+        adapter.wait(0.01)
+        assert position(adapter) == at
+        writer("INSERT INTO t VALUES (1, 'x')")
+        adapter.wait(60)
+        assert len(changes(adapter, at)) == 1
+
+
+def test_waiting_ends_when_woken(path: Path, writer: Writer) -> None:
+    with captured(path, writer, T) as adapter:
+        position(adapter)
+        adapter.wake()
+        adapter.wait(60)
+        woken = threading.Timer(0.05, adapter.wake)
+        woken.start()
+        adapter.wait(60)
+        woken.join()
+
+
+def test_trims_of_our_own_do_not_wake_us(path: Path, writer: Writer) -> None:
+    writer(T)
+    clock = Clock()
+    adapter = SqliteAdapter(config(path), clock)
+    try:
+        adapter.prepare(["t"])
+        writer("INSERT INTO t VALUES (1, 'x'), (2, 'y')")
+        at = position(adapter)
+        clock.now += 2
+        adapter.acknowledge(at)
+        assert writer("SELECT count(*) FROM _lockstep_log") == [[1]]
+        waiting = threading.Thread(target=adapter.wait, args=(60,))
+        waiting.start()
+        waiting.join(0.1)
+        assert waiting.is_alive()
+        adapter.wake()
+        waiting.join()
+    finally:
+        adapter.close()
+
+
+def test_closing_ends_a_wait(path: Path, writer: Writer) -> None:
+    with captured(path, writer, T) as adapter:
+        position(adapter)
+        waiting = threading.Thread(target=adapter.wait, args=(60,))
+        waiting.start()
+        adapter.close()
+        waiting.join()
+
+
+def test_checkpoints_of_others_get_through(path: Path, writer: Writer) -> None:
+    with captured(path, writer, T) as adapter:
+        writer("INSERT INTO t VALUES (1, 'x')")
+        position(adapter)
+        done = threading.Event()
+
+        def truncate() -> None:
+            # Blocks until no reader needs the log any more.
+            assert writer("PRAGMA wal_checkpoint(TRUNCATE)")[0][0] == 0
+            done.set()
+
+        thread = threading.Thread(target=truncate)
+        thread.start()
+        while not done.is_set():
+            adapter.wait(1)
+        thread.join()
+        assert Path(f"{path}-wal").stat().st_size == 0
+
+
+def test_a_closed_adapter_refuses_and_lets_go(path: Path, writer: Writer) -> None:
+    writer(T)
+    adapter = SqliteAdapter(config(path))
+    adapter.prepare(["t"])
+    with adapter.snapshot() as snapshot:
+        adapter.close()
+        assert snapshot.position.ordinal == 0  # what is open may be finished
+    with pytest.raises(ConfigurationError, match="closed"):
+        adapter.catalog()
+    adapter.close()
+    # No connection is left, so the journal mode can be changed.
+    assert writer("PRAGMA journal_mode = DELETE") == [["delete"]]
+
+
+def test_constructing_does_not_connect(tmp_path: Path) -> None:
+    SqliteAdapter(config(tmp_path / "none.db")).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_file_is_not_created(tmp_path: Path) -> None:
+    with (
+        adapter_on(tmp_path / "none.db") as adapter,
+        pytest.raises(SourceUnavailableError, match="No such file"),
+    ):
+        adapter.catalog()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("hello " * 1000)
+    with adapter_on(file) as adapter, pytest.raises(ConfigurationError, match="not a database"):
+        adapter.catalog()
+    with adapter_on(tmp_path) as adapter, pytest.raises(ConfigurationError, match="not a file"):
+        adapter.catalog()
+
+
+def test_a_locked_database_is_retryable(path: Path, writer: Writer) -> None:
+    writer(T)
+    with adapter_on(path) as adapter:
+        adapter.catalog()
+        writer("BEGIN EXCLUSIVE")
+        with pytest.raises(SourceUnavailableError, match="locked"):
+            adapter.catalog()
+        writer("COMMIT")
+        assert list(adapter.catalog().relations) == ["t"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"url": "sqlite://x.db"},
+        {"url": "sqlite:///"},
+        {"capture": "log"},
+        {"options": {"journal": "off"}},
+        {"options": {"replace": "maybe"}},
+        {"options": {"wal_limit_mb": 0}},
+        {"options": {"speed": 11}},
+    ],
+)
+def test_wrong_configuration_is_refused(wrong: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"name": "s", "adapter": "sqlite", "url": "sqlite:///x.db", **wrong}
+    with pytest.raises(ConfigurationError):
+        SqliteAdapter(SourceConfig(**settings))
+
+
+def test_the_registry_knows_it(path: Path, writer: Writer) -> None:
+    writer(T)
+    adapter = create(config(path))
+    try:
+        assert isinstance(adapter, SqliteAdapter)
+        assert adapter.capabilities.boundaries is Boundaries.WHERE_KNOWN
+    finally:
+        adapter.close()
+
+
+def test_writers_are_never_kept_from_writing(path: Path, writer: Writer) -> None:
+    with captured(path, writer, T) as adapter:
+        writer("PRAGMA busy_timeout = 0")
+        with adapter.snapshot():
+            writer("INSERT INTO t VALUES (1, 'x')")
+        writer("INSERT INTO t VALUES (2, 'y')")
+        with pytest.raises(WriteError):
+            writer("INSERT INTO t VALUES (2, 'y')")

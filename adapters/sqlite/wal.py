@@ -1,0 +1,421 @@
+"""Transaction boundaries read from SQLite's write-ahead log.
+
+Problem. SQLite has no transaction ids, and triggers cannot tell where a transaction ends. But every
+commit that changed captured relations appends to the change log table, and so writes that table's
+rightmost leaf page into the write-ahead log (WAL), followed by a frame that is marked as a commit. The
+last rowid on that page is the change log's length after that very transaction.
+
+Wrong ways. *Trust whatever lies in the file*: behind the last commit there may be frames of a rolled back
+or unfinished transaction, of an older generation of the log, or half-written ones. *Ask the wal-index
+(`-shm`) how far the log is valid*: opening it would drop this process's locks. *Recompute the checksum of
+every frame*: that is a sequential sum over each byte, seconds of Python for a large log. *Remember frames
+of a transaction that has not committed yet*: its frames may be overwritten after a rollback.
+
+Chosen way. Frames are chained: each frame's checksum continues that of the frame before it, and a writer
+appends only to a chain it knows to be valid. So if the last commit frame found continues the checksum
+that its predecessor claims, then the whole chain up to it was complete when that frame was written, and
+what is committed is never rewritten within one generation (one pair of salts). Two passes: the first
+finds the last commit frame and verifies it; the second reads, afresh, all frames up to it. At the end the
+header is read again: if a new generation began meanwhile, all is redone.
+
+A leaf page of the change log is known by its records. Wide rows spill to overflow pages, but the start
+of the record header never does, so the mark is there: the table's first columns always hold the same
+empty values, whose type codes are a constant byte string (`RECORD_MARK`) at a fixed place.
+
+Which leaf page is the last one? Not simply the one with the largest rowid: a large transaction writes
+pages before it commits, and after ROLLBACK TO a savepoint pages that are free again may still look like
+leaves (and their parents like parents). So `_LogTree` follows the change log's tree from its root along
+the right edge, by the newest frame of each page. Where it meets a page it knows nothing about, it says
+so, and the stretch is treated as unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+MARK_VALUES = ("x''", "''", "NULL", "x''", "NULL", "''", "''", "x''")
+"""What the columns after the change log's rowid hold in every row, as SQL: values without content."""
+
+_TYPE_CODES = {"NULL": 0, "x''": 12, "''": 13}
+RECORD_MARK = bytes([0, *(_TYPE_CODES[value] for value in MARK_VALUES)])
+"""The type codes a change log record starts with: the rowid (stored as NULL), then the mark."""
+
+_HEADER = struct.Struct(">IIIIIIII")
+_FRAME = struct.Struct(">IIIIII")
+_PAGE_AND_COMMIT = struct.Struct(">II")
+_MAGIC_LITTLE, _MAGIC_BIG = 0x377F0682, 0x377F0683
+_VERSION = 3007000
+_LEAF_PAGE, _INTERIOR_PAGE = 0x0D, 0x05
+_NO_SALTS = (0, 0)
+_OTHER = -1
+_MAX_DEPTH = 40
+_CHUNK_BYTES = 1 << 20
+_ATTEMPTS = 16
+
+UNKNOWN = -2
+"""In place of a row: a commit appended to the change log, but how far cannot be told."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One run of the WAL from its start: the header that all of its frames refer to."""
+
+    word_format: str
+    page_size: int
+    salts: tuple[int, int]
+    checksum: tuple[int, int]
+
+    @property
+    def frame_size(self) -> int:
+        return _FRAME.size + self.page_size
+
+    def directly_follows(self, other: Generation) -> bool:
+        """True if exactly one reset of the log lies between the two: each adds one to the first salt."""
+        return (other.salts[0] + 1) & 0xFFFFFFFF == self.salts[0]
+
+
+@dataclass(frozen=True)
+class LogRoot:
+    """The change log's root page, and the schema version that says so."""
+
+    page: int
+    schema_version: int
+
+
+@dataclass(frozen=True)
+class Commits:
+    """What a poll found: the change log's last rowid after each commit that touched it, in commit order.
+
+    `restarted`: these come from a new generation. `consecutive`: that generation is the one right after
+    what was there at the last poll; otherwise whole generations passed unseen.
+    """
+
+    last_rows: tuple[int, ...] = ()
+    restarted: bool = False
+    consecutive: bool = True
+
+
+class WalReader:
+    """Follows one database's WAL, each commit once. Plain file reads: no locks live on this file."""
+
+    def __init__(self, database: Path) -> None:
+        self._path = Path(f"{database}-wal")
+        self._generation: Generation | None = None
+        self._offset = _HEADER.size
+        self._was_empty = False
+        self._tree = _LogTree()
+
+    @property
+    def bytes_read(self) -> int:
+        """How far into the present generation the reader has come."""
+        return self._offset if self._generation else 0
+
+    def rewind(self) -> None:
+        """Forget everything; the next poll starts at the beginning of what the WAL then holds."""
+        self._generation, self._offset, self._was_empty = None, _HEADER.size, False
+        self._tree = _LogTree()
+
+    @property
+    def is_lost(self) -> bool:
+        """True if, after a poll, it is unknown which page is the change log's last; `learn` helps."""
+        return not self._tree.is_known and (self._generation is not None or self._was_empty)
+
+    def learn(self, edge: Sequence[int]) -> None:
+        """Take the change log's pages from root to last leaf, as seen by a transaction that was already
+        open at the last poll."""
+        self._tree.learn(edge)
+
+    def poll(self, root: LogRoot) -> Commits:
+        """Every commit since the last poll that is completely in the file."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY)
+        except FileNotFoundError:
+            self._was_empty = True
+            return Commits()
+        try:
+            for _ in range(_ATTEMPTS):
+                found = self._poll(descriptor, root)
+                if found is not None:
+                    return found
+        finally:
+            os.close(descriptor)
+        # Resets faster than we read: let the next poll find a gap rather than guess here.
+        self.rewind()
+        return Commits()
+
+    def _poll(self, descriptor: int, root: LogRoot) -> Commits | None:
+        generation = read_generation(descriptor)
+        if generation is None:
+            self._was_empty = True
+            return Commits()
+        restarted = generation != self._generation
+        start = _HEADER.size if restarted else self._offset
+        end = _verified_end(descriptor, generation, start)
+        consecutive = not restarted or self._directly_before(generation)
+        tree = self._tree.copy() if consecutive else _LogTree()
+        last_rows = _follow(descriptor, generation, start, end, tree, root)
+        if last_rows is None or read_generation(descriptor) != generation:
+            return None
+        self._generation, self._offset, self._was_empty = generation, end, False
+        if self._tree.is_known and not tree.is_known:
+            # What the frames before told is forgotten, so they have to be read again.
+            self.rewind()
+        else:
+            self._tree = tree
+        return Commits(tuple(last_rows), restarted, consecutive)
+
+    def _directly_before(self, generation: Generation) -> bool:
+        """True if what was there at the last poll is what came right before that generation."""
+        if self._generation is None:
+            return self._was_empty
+        return generation.directly_follows(self._generation)
+
+
+def read_generation(descriptor: int) -> Generation | None:
+    """The WAL header, or None if there is no valid one (an empty file, or one being written)."""
+    header = os.pread(descriptor, _HEADER.size, 0)
+    if len(header) < _HEADER.size:
+        return None
+    magic, version, page_size, _, salt1, salt2, sum1, sum2 = _HEADER.unpack(header)
+    if magic not in (_MAGIC_LITTLE, _MAGIC_BIG) or version != _VERSION:
+        return None
+    word_format = "<" if magic == _MAGIC_LITTLE else ">"
+    if checksum(word_format, header[:24], (0, 0)) != (sum1, sum2):
+        return None
+    return Generation(word_format, page_size, (salt1, salt2), (sum1, sum2))
+
+
+def checksum(word_format: str, content: bytes, before: tuple[int, int]) -> tuple[int, int]:
+    """SQLite's running checksum over more content; `word_format` is '<' or '>' as the header says."""
+    first, second = before
+    words = struct.unpack(f"{word_format}{len(content) // 4}I", content)
+    for even, odd in zip(words[::2], words[1::2], strict=True):
+        first = (first + even + second) & 0xFFFFFFFF
+        second = (second + odd + first) & 0xFFFFFFFF
+    return first, second
+
+
+def _verified_end(descriptor: int, generation: Generation, start: int) -> int:
+    """The end of the last commit frame at or after `start` whose checksum continues the chain.
+
+    Frames are written in order, so those of this generation are followed by those of older ones. Some have
+    no salts: a transaction that rewrites a page it has spilled leaves out salts and checksums until it
+    commits, and some releases of SQLite (3.40.1 for one) forget a few for good after ROLLBACK TO. A border
+    between frames that may be of this generation and others is found by bisection. It never lies before
+    the last commit, and from there it is usually one step back to a complete one.
+    """
+    size = generation.frame_size
+    low, high = 0, (os.fstat(descriptor).st_size - start) // size
+    while low < high:
+        middle = (low + high) // 2
+        if _frame(descriptor, start + middle * size).salts in (generation.salts, _NO_SALTS):
+            low = middle + 1
+        else:
+            high = middle
+    for offset in range(start + (low - 1) * size, start - 1, -size):
+        frame = _frame(descriptor, offset)
+        if (
+            frame.is_commit
+            and frame.salts == generation.salts
+            and _continues_chain(descriptor, generation, offset)
+        ):
+            return offset + size
+    return start
+
+
+@dataclass(frozen=True)
+class _Frame:
+    is_commit: bool
+    salts: tuple[int, int]
+    checksum: tuple[int, int]
+
+
+def _frame(descriptor: int, offset: int) -> _Frame:
+    header = os.pread(descriptor, _FRAME.size, offset)
+    return _parse_frame(header if len(header) == _FRAME.size else bytes(_FRAME.size))
+
+
+def _parse_frame(header: bytes) -> _Frame:
+    _, pages_after_commit, salt1, salt2, sum1, sum2 = _FRAME.unpack_from(header)
+    return _Frame(pages_after_commit != 0, (salt1, salt2), (sum1, sum2))
+
+
+def _continues_chain(descriptor: int, generation: Generation, offset: int) -> bool:
+    before = generation.checksum
+    if offset > _HEADER.size:
+        before = _frame(descriptor, offset - generation.frame_size).checksum
+    frame = os.pread(descriptor, generation.frame_size, offset)
+    if len(frame) < generation.frame_size:
+        return False
+    of_header = checksum(generation.word_format, frame[:8], before)
+    of_frame = checksum(generation.word_format, frame[_FRAME.size :], of_header)
+    return of_frame == _parse_frame(frame).checksum
+
+
+class _LogTree:
+    """The right edge of the change log's tree, and so its last row after each commit.
+
+    It starts out exploring: it keeps all that frames say about interior pages, of whatever table, until
+    that leads from the root to the last leaf, or `learn` fills in what no frame told. From then on the
+    edge is known, and a page that comes to be on it is always written by the transaction that puts it
+    there. What a page holds is one number: the last row (0 or more) of a change log leaf, `_OTHER`, or,
+    below that, minus the right child of an interior page.
+    """
+
+    def __init__(self) -> None:
+        self._right_child: dict[int, int] = {}
+        self._root = self._last_leaf = 0
+        self._explored: set[int] = set()
+        self._schema: int | None = None
+
+    def copy(self) -> _LogTree:
+        result = _LogTree()
+        result._right_child, result._explored = dict(self._right_child), set(self._explored)
+        result._root, result._last_leaf, result._schema = self._root, self._last_leaf, self._schema
+        return result
+
+    @property
+    def is_known(self) -> bool:
+        return self._last_leaf != 0
+
+    def learn(self, edge: Sequence[int]) -> None:
+        """Fill in the edge as the database has it; frames know better about the pages they held."""
+        for page, child in pairwise(edge):
+            if page not in self._explored:
+                self._right_child[page] = child
+        self._know(self._edge_from(edge[0], {}))
+
+    def commit(self, written: dict[int, int], schema: int | None, root: LogRoot) -> int | None:
+        """Follow one transaction: the last row if it wrote the last leaf, None if it did not.
+
+        `schema` is the schema version if it wrote page 1. A root is good for one schema version only:
+        VACUUM moves it.
+        """
+        if schema is not None:
+            self._schema = schema
+        largest = max(written.values())
+        if largest == 0:
+            # The only row 0 there ever is: a new change log, one page that is root and leaf.
+            self._know([next(page for page, row in written.items() if row == 0)])
+            return 0
+        if self.is_known and largest < 0 and self._right_child.keys().isdisjoint(written):
+            return None
+        if not self.is_known:
+            self._explore(written)
+        roots = [self._root] if self.is_known else []
+        if self._schema == root.schema_version:
+            roots.append(root.page)
+        for candidate in roots:
+            edge = self._edge_from(candidate, written)
+            if edge[-1] == self._last_leaf and edge[-1] not in written:
+                self._know(edge)
+                return None
+            if written.get(edge[-1], _OTHER) >= 0:
+                self._know(edge)
+                return written[edge[-1]]
+        if largest < 0 and not self.is_known:
+            return None
+        self._last_leaf = 0
+        return UNKNOWN
+
+    def _edge_from(self, page: int, written: dict[int, int]) -> list[int]:
+        """Pages from this one to the right and down, as far as they are interior pages."""
+        edge = [page]
+        while len(edge) < _MAX_DEPTH:
+            content = written.get(page)
+            if content is None:
+                child = self._right_child.get(page, 0)
+            else:
+                child = -content if content < _OTHER else 0
+            if not child:
+                break
+            edge.append(child)
+            page = child
+        return edge
+
+    def _explore(self, written: dict[int, int]) -> None:
+        self._explored.update(written)
+        for page, content in written.items():
+            if content < _OTHER:
+                self._right_child[page] = -content
+            else:
+                self._right_child.pop(page, None)
+
+    def _know(self, edge: list[int]) -> None:
+        self._right_child = dict(pairwise(edge))
+        self._root, self._last_leaf = edge[0], edge[-1]
+        self._explored = set()
+
+
+def _follow(
+    descriptor: int, generation: Generation, start: int, end: int, tree: _LogTree, root: LogRoot
+) -> list[int] | None:
+    """The change log's last row after each commit in [start, end); None if `end` is not a commit's end."""
+    size = generation.frame_size
+    chunk = max(1, _CHUNK_BYTES // size) * size
+    # One buffer for all chunks: fresh memory for each would cost more than reading the file.
+    frames = bytearray(min(chunk, end - start))
+    last_rows: list[int] = []
+    written: dict[int, int] = {}
+    schema = None
+    for chunk_start in range(start, end, chunk):
+        length = min(chunk, end - chunk_start)
+        if os.preadv(descriptor, [memoryview(frames)[:length]], chunk_start) < length:
+            return None
+        for frame in range(0, length, size):
+            content = frame + _FRAME.size
+            page, pages_after_commit = _PAGE_AND_COMMIT.unpack_from(frames, frame)
+            # Assigning, not a maximum: of a page written several times the last frame counts.
+            if frames[content] == _LEAF_PAGE:
+                written[page] = last_log_row(frames, content)
+            elif frames[content] == _INTERIOR_PAGE:
+                written[page] = -int.from_bytes(frames[content + 8 : content + 12])
+            else:
+                written[page] = _OTHER
+                if page == 1:
+                    schema = int.from_bytes(frames[content + 40 : content + 44])
+            if pages_after_commit:
+                row = tree.commit(written, schema, root)
+                written, schema = {}, None
+                if row is not None:
+                    last_rows.append(row)
+    return None if written else last_rows
+
+
+def last_log_row(page: bytes | bytearray, start: int) -> int:
+    """The largest rowid on a change log leaf page that begins at `start`, or `_OTHER` if it is another page.
+
+    Page 1 begins with the file header instead, and so never looks like a leaf of the change log.
+    """
+    cells = page[start + 3] << 8 | page[start + 4]
+    if not cells:
+        return _OTHER
+    pointer = start + 6 + 2 * cells
+    position = start + (page[pointer] << 8 | page[pointer + 1])
+    try:
+        while page[position] & 0x80:  # payload length; at most 5 bytes in practice
+            position += 1
+        position += 1
+        row, position = _varint(page, position)
+        while page[position] & 0x80:  # length of the record header
+            position += 1
+        position += 1
+    except IndexError:
+        return _OTHER
+    return row if page[position : position + len(RECORD_MARK)] == RECORD_MARK else _OTHER
+
+
+def _varint(page: bytes | bytearray, position: int) -> tuple[int, int]:
+    value = 0
+    for _ in range(8):
+        byte = page[position]
+        position += 1
+        value = value << 7 | byte & 0x7F
+        if byte < 0x80:
+            return value, position
+    return value << 8 | page[position], position + 1
