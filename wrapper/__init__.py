@@ -1,0 +1,1 @@
+"""The wrapper: shows one autonomous source as one local view."""

@@ -1,0 +1,139 @@
+"""Order assignment: everything that leaves the wrapper leaves in an order the mediator can trust.
+
+The rule: a query result at position p leaves after every ΔIS of a transaction <= p and before every ΔIS of
+a later one. Then the mediator knows, from order alone, which changes an answer shows too much. A result is
+never held back for a ΔIS that is still being computed, as in the paper's OMQ, because both are computed
+from one snapshot: all its changes are reported first.
+
+Reference: wrapper paper, section 4.1, Figure 7 process OrderAssignment, and Theorem 2.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from adapters.spi import TRANSACTION, Changes
+from algebra.arrow_ipc import to_ipc
+from algebra.errors import OrderingViolationError
+from algebra.position import ORIGIN, Position
+from protos.convert import position_to_proto
+from protos.lockstep.v1 import wrapper_pb2 as pb
+from wrapper.message_queue import OrderMessageQueue
+from wrapper.update_processor import DeltaIS
+
+CHUNK_BYTES = 8 << 20
+"""About how many bytes of rows one result message carries."""
+
+
+class OrderAssignment:
+    """Sends ΔIS and MQR in order, and refuses to send anything else."""
+
+    def __init__(self, queue: OrderMessageQueue) -> None:
+        self._queue = queue
+        self._reported = ORIGIN
+
+    @property
+    def reported(self) -> Position:
+        """Every transaction up to here has been sent."""
+        return self._reported
+
+    def send_update(
+        self,
+        changes: Changes,
+        deltas: Mapping[str, DeltaIS],
+        snapshot_position: Position,
+        observed_at: datetime.datetime,
+    ) -> int:
+        """Send the ΔIS of a run, as one message; how many rows it has.
+
+        Transactions that touch no local view are left out, but count as reported.
+        """
+        touched = sorted({index for delta in deltas.values() for index in delta.touched})
+        rows = 0
+        if touched:
+            message = pb.Update(
+                transactions=[
+                    pb.SourceTransaction(
+                        position=position_to_proto(changes.positions[i]), batched=i in changes.batched
+                    )
+                    for i in touched
+                ]
+            )
+            message.observed_at.FromDatetime(observed_at)
+            number = {index: i for i, index in enumerate(touched)}
+            for name, delta in deltas.items():
+                if not delta.touched:
+                    continue
+                rows += delta.rows.num_rows
+                message.deltas.append(
+                    pb.LocalViewDelta(
+                        local_view=name,
+                        arrow=to_ipc(_renumber(delta.rows, touched)) if delta.rows.num_rows else b"",
+                        touched=[number[index] for index in delta.touched],
+                    )
+                )
+            self._queue.put(pb.ExchangeResponse(update=message))
+        if snapshot_position > self._reported:
+            self._reported = snapshot_position
+            self.send_progress()
+        return rows
+
+    def send_result(self, query_id: int, position: Position, batches: Iterator[pa.RecordBatch]) -> None:
+        """Send one MQR in chunks; every transaction up to its position must have been sent before."""
+        if position != self._reported:
+            raise OrderingViolationError(
+                f"a result at position {position} may not leave while changes up to {self._reported} are sent"
+            )
+        held: list[pa.RecordBatch] = []
+        size = 0
+        for batch in batches:
+            held.append(batch)
+            size += batch.nbytes
+            if size >= CHUNK_BYTES:
+                self._send_chunk(query_id, position, held, last=False)
+                held, size = [], 0
+        self._send_chunk(query_id, position, held, last=True)
+
+    def _send_chunk(
+        self, query_id: int, position: Position, batches: list[pa.RecordBatch], *, last: bool
+    ) -> None:
+        payload = to_ipc(pa.Table.from_batches(batches)) if batches else b""
+        self._queue.put(
+            pb.ExchangeResponse(
+                result=pb.QueryResult(
+                    query_id=query_id, position=position_to_proto(position), arrow=payload, last=last
+                )
+            )
+        )
+
+    def send_progress(self) -> None:
+        """Tell how far the source has been followed; also the heartbeat."""
+        self._queue.put(pb.ExchangeResponse(progress=pb.Progress(position=position_to_proto(self._reported))))
+
+    def send_error(
+        self, reason: str, message: str, *, query_id: int | None = None, local_view: str = ""
+    ) -> None:
+        """Report a failure in order with everything else."""
+        self._queue.put(
+            pb.ExchangeResponse(
+                error=pb.ExchangeError(
+                    reason=reason, message=message, query_id=query_id, local_view=local_view
+                )
+            )
+        )
+
+    def send(self, response: pb.ExchangeResponse) -> None:
+        """Send a message that has no position."""
+        self._queue.put(response)
+
+
+def _renumber(rows: pa.Table, touched: list[int]) -> pa.Table:
+    """The rows with `_tx` counted over the transactions that are sent."""
+    if touched == list(range(len(touched))):
+        return rows
+    numbers = np.searchsorted(np.asarray(touched), rows[TRANSACTION].to_numpy()).astype(np.int32)
+    return rows.set_column(rows.column_names.index(TRANSACTION), TRANSACTION, pa.array(numbers))

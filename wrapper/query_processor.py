@@ -1,0 +1,283 @@
+"""Query processor: the wrapper's one thread that touches the source.
+
+It takes messages from the WMQ and follows the source, each time inside one snapshot: first every change
+that the snapshot shows is reported (steps 1 to 3 of the design's walk), then every waiting maintenance query
+is answered in the same snapshot. So an answer never shows a change that was not reported before it.
+
+While no mediator is attached it keeps looking at the source all the same, because some captures (SQLite's
+write-ahead log) tell transactions apart only while someone watches.
+
+Reference: wrapper paper, section 4.1 and Figure 7, process QueryProcessor.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import pyarrow as pa
+
+from adapters.spi import Adapter, Changes, Snapshot
+from algebra.assembly import RESERVED
+from algebra.engines.embedded import EmbeddedEngine
+from algebra.errors import (
+    LockstepError,
+    RefusedError,
+    ResyncRequiredError,
+    SourceUnavailableError,
+)
+from algebra.expressions import ColumnRef, column_refs
+from algebra.local_view import Keys, LocalView
+from algebra.schema import Catalog
+from protos.convert import local_view_from_proto, now, position_from_proto
+from protos.lockstep.v1 import wrapper_pb2 as pb
+from wrapper.localized_processor import LocalizedQuery, keys_of, localize, with_types
+from wrapper.message_queue import OrderMessageQueue, WrapperMessageQueue
+from wrapper.order_assignment import OrderAssignment
+from wrapper.update_processor import ReportedView, UpdateProcessor
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 1.0
+RETRY_SECONDS = 0.5
+
+
+@dataclass
+class Session:
+    """One attached mediator: its local views, its unanswered queries, and its credit in rows."""
+
+    mediator: str
+    queue: OrderMessageQueue
+    order: OrderAssignment = field(init=False)
+    views: dict[str, ReportedView] = field(default_factory=dict)
+    queries: list[pb.MaintenanceQuery] = field(default_factory=list)
+    credit: int = 0
+
+    def __post_init__(self) -> None:
+        self.order = OrderAssignment(self.queue)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message and the session it came on."""
+
+    session: Session
+    request: pb.ExchangeRequest
+
+
+def allowed_view(view: LocalView, catalog: Catalog) -> LocalView:
+    """The local view if everything it names is shown by this source; RefusedError otherwise."""
+    if view.source != catalog.source:
+        raise RefusedError(
+            f"local view {view.name!r} is for source {view.source!r}, this is {catalog.source!r}"
+        )
+    aliases = {o.alias: o.relation for o in view.occurrences}
+    for occurrence in view.occurrences:
+        if occurrence.relation not in catalog.relations:
+            raise RefusedError(f"source {catalog.source!r} does not show relation {occurrence.relation!r}")
+        reserved = [c.name for c in catalog.relation(occurrence.relation).columns if c.name in RESERVED]
+        if reserved:
+            raise RefusedError(
+                f"relation {catalog.source}.{occurrence.relation} has a column {reserved[0]!r}, "
+                "a name that Lockstep keeps for itself"
+            )
+    refs = [c.source for c in view.columns] + [r for j in view.joins for r in (j.left, j.right)]
+    refs += [ref for predicate in view.predicates for ref in column_refs(predicate)]
+    for ref in refs:
+        if ref.occurrence not in aliases:
+            raise RefusedError(f"local view {view.name!r} has no occurrence {ref.occurrence!r}")
+    view.check(catalog)
+    return view
+
+
+class QueryProcessor:
+    """Runs the wrapper's loop over one adapter until it is stopped."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+        self.messages: WrapperMessageQueue[Arrival] = WrapperMessageQueue(self._arrived)
+        self._engine = EmbeddedEngine(threads=1, memory_limit="512MiB")
+        self._updates = UpdateProcessor(self._engine)
+        self._session: Session | None = None
+        self._catalog: Catalog | None = None
+        self._stopped = threading.Event()
+        self._last_sent = 0.0
+
+    @property
+    def source(self) -> str:
+        """The name of the source this wrapper serves."""
+        return self._adapter.config.name
+
+    def _arrived(self) -> None:
+        self._adapter.wake()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._adapter.wake()
+
+    def run(self) -> None:
+        """The loop: take messages, look at the source, report and answer, wait."""
+        try:
+            while not self._stopped.is_set():
+                try:
+                    self._turn()
+                except SourceUnavailableError as error:
+                    log.warning("source %s: %s", self._adapter.config.name, error)
+                    self._stopped.wait(RETRY_SECONDS)
+                except LockstepError as error:
+                    self._fail_session(error)
+                except Exception as error:
+                    log.exception("source %s: unexpected error", self._adapter.config.name)
+                    self._fail_session(LockstepError(f"internal error in the wrapper: {error}"))
+        finally:
+            self._adapter.close()
+            self._engine.close()
+
+    def _turn(self) -> None:
+        for arrival in self.messages.take_all():
+            self._handle(arrival)
+        session = self._session
+        if session is not None and session.queue.closed:
+            log.info("mediator %s has left", session.mediator)
+            self._session = session = None
+        if session is None or not session.views:
+            self._watch_unattended()
+        elif session.queries or session.credit > 0:
+            self._follow(session)
+        if session is not None:
+            self._heartbeat(session)
+        if not self.messages and not (session is not None and session.queries):
+            self._adapter.wait(HEARTBEAT_SECONDS)
+
+    def _watch_unattended(self) -> None:
+        """Let the adapter see the source go by; nothing is reported."""
+        try:
+            with self._adapter.snapshot():
+                pass
+        except LockstepError as error:
+            log.debug("source %s not watched: %s", self._adapter.config.name, error)
+
+    def _heartbeat(self, session: Session) -> None:
+        moment = time.monotonic()
+        if moment - self._last_sent >= HEARTBEAT_SECONDS and session.views:
+            session.order.send_progress()
+            self._last_sent = moment
+
+    def _fail_session(self, error: LockstepError) -> None:
+        log.error("source %s: %s", self._adapter.config.name, error)
+        if self._session is not None:
+            self._session.order.send_error(error.reason, error.message)
+            self._session.queue.close()
+            self._session = None
+        self._stopped.wait(RETRY_SECONDS)
+
+    # Messages from the mediator
+
+    def _handle(self, arrival: Arrival) -> None:
+        session, request = arrival.session, arrival.request
+        kind = request.WhichOneof("message")
+        if kind == "attach":
+            if self._session is not None and self._session is not session:
+                log.info("mediator %s replaces %s", session.mediator, self._session.mediator)
+                self._session.queue.close()
+            self._session = session
+            return
+        if session is not self._session:
+            return
+        try:
+            match kind:
+                case "define":
+                    self._define(session, request.define)
+                case "drop":
+                    session.views.pop(request.drop.local_view, None)
+                case "query":
+                    session.queries.append(request.query)
+                case "acknowledge":
+                    self._adapter.acknowledge(position_from_proto(request.acknowledge.position))
+                case "credit":
+                    session.credit += request.credit.rows
+                case _:
+                    raise RefusedError("an empty message on Exchange")
+        except SourceUnavailableError:
+            # Nothing of the message was done: keep it for when the source is back.
+            self.messages.put(arrival)
+            raise
+        except LockstepError as error:
+            name = request.define.local_view.name if kind == "define" else ""
+            session.order.send_error(error.reason, error.message, local_view=name)
+
+    def _define(self, session: Session, define: pb.DefineLocalView) -> None:
+        catalog = self._catalog = self._adapter.catalog()
+        view = allowed_view(local_view_from_proto(define.local_view), catalog)
+        self._adapter.prepare(view.relations)
+        session.views[view.name] = ReportedView.of(view, catalog, position_from_proto(define.after))
+        session.order.send(pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=view.name)))
+
+    # The source
+
+    def _follow(self, session: Session) -> None:
+        """Report every change one snapshot shows, then answer every waiting query in that snapshot."""
+        observed_at = now()
+        with self._adapter.snapshot() as snapshot:
+            self._report(session, snapshot, observed_at)
+            queries, session.queries = session.queries, []
+            for query in queries:
+                self._answer(session, query, snapshot)
+
+    def _report(self, session: Session, snapshot: Snapshot, observed_at: datetime) -> None:
+        changes = self._changes(session, snapshot)
+        if changes is None:
+            return
+        deltas = {
+            name: self._updates.delta_is(reported, changes, snapshot)
+            for name, reported in session.views.items()
+        }
+        for reported in session.views.values():
+            reported.cursor = max(reported.cursor, snapshot.position)
+        session.credit -= session.order.send_update(changes, deltas, snapshot.position, observed_at)
+        if changes.positions:
+            self._last_sent = time.monotonic()
+
+    def _changes(self, session: Session, snapshot: Snapshot) -> Changes | None:
+        """What happened since the furthest-back cursor; a view whose history is gone is dropped."""
+        while session.views:
+            after = min(reported.cursor for reported in session.views.values())
+            try:
+                return snapshot.changes(after)
+            except ResyncRequiredError as error:
+                behind = [name for name, r in session.views.items() if r.cursor == after]
+                for name in behind:
+                    del session.views[name]
+                    session.order.send_error(error.reason, error.message, local_view=name)
+        return None
+
+    def _answer(self, session: Session, query: pb.MaintenanceQuery, snapshot: Snapshot) -> None:
+        reported = session.views.get(query.local_view)
+        try:
+            if reported is None:
+                raise RefusedError(f"local view {query.local_view!r} is not defined on this stream")
+            localized = self._localize(reported.view, keys_of(query, reported.view))
+            session.order.send_result(query.query_id, snapshot.position, localized.answer(snapshot))
+        except SourceUnavailableError:
+            session.queries.append(query)
+            raise
+        except LockstepError as error:
+            session.order.send_error(error.reason, error.message, query_id=query.query_id)
+
+    def _localize(self, view: LocalView, keys: Keys | None) -> LocalizedQuery:
+        assert self._catalog is not None
+        return typed_query(view, keys, self._catalog)
+
+
+def typed_query(view: LocalView, keys: Keys | None, catalog: Catalog) -> LocalizedQuery:
+    """The LMQ of a local view with all its types taken from the catalog."""
+    types: Mapping[ColumnRef, pa.DataType] = {
+        ColumnRef(o.alias, c.name): c.type
+        for o in view.occurrences
+        for c in catalog.relation(o.relation).columns
+    }
+    return with_types(localize(view, keys), types)

@@ -1,0 +1,50 @@
+"""The wrapper as a process part: the query processor's thread and the gRPC server around it."""
+
+from __future__ import annotations
+
+import threading
+
+from adapters.spi import Adapter
+from protos.lockstep.v1 import wrapper_pb2, wrapper_pb2_grpc
+from protos.server import GrpcServer
+from wrapper.query_processor import QueryProcessor
+from wrapper.service import WrapperService
+
+
+class WrapperServer:
+    """Serves one source on one address."""
+
+    def __init__(self, adapter: Adapter, listen: str) -> None:
+        self._adapter = adapter
+        self._processor = QueryProcessor(adapter)
+        self._thread = threading.Thread(target=self._processor.run, name="query-processor", daemon=True)
+        service = wrapper_pb2.DESCRIPTOR.services_by_name["WrapperService"].full_name
+        self._server = GrpcServer(listen, [service])
+        wrapper_pb2_grpc.add_WrapperServiceServicer_to_server(
+            WrapperService(self._processor, self._new_adapter), self._server.server
+        )
+        self._done = threading.Event()
+
+    def _new_adapter(self) -> Adapter:
+        return type(self._adapter)(self._adapter.config)
+
+    def start(self) -> str:
+        """Begin to serve; the bound address. Fails at once if the source cannot be described."""
+        probe = self._new_adapter()
+        try:
+            probe.catalog()
+        finally:
+            probe.close()
+        address = self._server.start()
+        self._thread.start()
+        return address
+
+    def stop(self, grace: float = 2.0) -> None:
+        self._processor.stop()
+        self._thread.join(timeout=grace + 5)
+        self._server.stop(grace)
+        self._done.set()
+
+    def wait(self) -> None:
+        """Block until `stop` has been called."""
+        self._done.wait()
