@@ -1,0 +1,1 @@
+"""The mediator: keeps the assembled views in step with every source transaction."""

@@ -1,0 +1,463 @@
+"""Channels: one ordered stream per source, and the mediator's half of the ordering contract.
+
+A channel keeps one Exchange to a wrapper alive. It decodes what arrives, checks the order, hands updates
+on, and resolves maintenance queries. When the stream breaks it attaches again with backoff, defines its
+local views from the last position it has delivered, and asks its open queries anew; whoever waits for an
+answer does not notice.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import grpc
+import pyarrow as pa
+
+from algebra.arrow_ipc import from_ipc, to_ipc
+from algebra.engines.contract import Relation
+from algebra.errors import DataError, LockstepError, OrderingViolationError, SourceUnavailableError
+from algebra.local_view import Keys, LocalView
+from algebra.position import ORIGIN, Position
+from algebra.schema import COUNT, Catalog
+from algebra.sweep import Answer
+from protos.convert import (
+    PROTOCOL_VERSION,
+    catalog_from_proto,
+    local_view_to_proto,
+    now,
+    position_from_proto,
+    position_to_proto,
+)
+from protos.lockstep.v1 import types_pb2, wrapper_pb2_grpc
+from protos.lockstep.v1 import wrapper_pb2 as pb
+from protos.server import MESSAGE_OPTIONS
+from protos.status import error_from_rpc, error_of
+
+log = logging.getLogger(__name__)
+
+MAX_BACKOFF_SECONDS = 5.0
+FIRST_BACKOFF_SECONDS = 0.1
+CONNECT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class SourceUpdate:
+    """ΔIS of consecutive transactions of one source, as delivered.
+
+    `deltas` maps a local view's name to its rows (columns, `_tx`, `_count`) and to the indexes of the
+    transactions that touch it.
+    """
+
+    source: str
+    positions: tuple[Position, ...]
+    batched: tuple[bool, ...]
+    observed_at: datetime.datetime
+    deltas: dict[str, tuple[Relation | None, tuple[int, ...]]]
+
+
+@dataclass
+class ChannelCounters:
+    """What went over the wire since the mediator started."""
+
+    transactions: int = 0
+    queries: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+
+
+@dataclass
+class _Defined:
+    view: LocalView
+    delivered: Position
+
+
+@dataclass
+class _OpenQuery:
+    request: pb.MaintenanceQuery
+    view: LocalView
+    future: Future[Answer]
+    chunks: list[Relation] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SourceDescription:
+    """A source's catalog and what its capture can do."""
+
+    catalog: Catalog
+    capabilities: types_pb2.Capabilities
+
+
+class SourceChannel:
+    """One source's stream. `on_update` and `on_failed` are called from the channel's own thread, in order."""
+
+    def __init__(
+        self,
+        source: str,
+        address: str,
+        mediator: str,
+        on_update: Callable[[SourceUpdate], None],
+        on_view_failed: Callable[[str, LockstepError], None],
+        credit_rows: int,
+    ) -> None:
+        self.source = source
+        self.address = address
+        self.counters = ChannelCounters()
+        self.capabilities: types_pb2.Capabilities | None = None
+        self.state = "connecting"
+        self.since = now()
+        self.problem = ""
+        self._mediator = mediator
+        self._on_update = on_update
+        self._on_view_failed = on_view_failed
+        self._credit_rows = credit_rows
+        self._lock = threading.Condition()
+        self._outgoing: queue.SimpleQueue[pb.ExchangeRequest | None] = queue.SimpleQueue()
+        self._defined: dict[str, _Defined] = {}
+        self._queries: dict[int, _OpenQuery] = {}
+        self._ids = itertools.count(1)
+        self._reported = ORIGIN
+        self._stopped = threading.Event()
+        self._call: grpc.Call | None = None
+        self._channel = grpc.insecure_channel(address, options=list(MESSAGE_OPTIONS))
+        self._stub = wrapper_pb2_grpc.WrapperServiceStub(self._channel)
+        self._thread = threading.Thread(target=self._run, name=f"channel-{source}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def begin_stop(self) -> None:
+        """Tell the stream to end; `stop` waits for it."""
+        self._stopped.set()
+        self._outgoing.put(None)
+        if self._call is not None:
+            self._call.cancel()
+
+    def stop(self) -> None:
+        self.begin_stop()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+        self._channel.close()
+
+    @property
+    def connected(self) -> bool:
+        return self.state == "connected"
+
+    @property
+    def position(self) -> Position:
+        """The last position heard of: every transaction up to it has been delivered."""
+        return self._reported
+
+    def wait_connected(self, timeout: float) -> None:
+        """Return when the stream is up; SourceUnavailableError after `timeout` seconds."""
+        with self._lock:
+            if not self._lock.wait_for(lambda: self.connected, timeout):
+                raise SourceUnavailableError(
+                    f"the wrapper of source {self.source!r} at {self.address} does not answer: "
+                    f"{self.problem or 'is it running?'}"
+                )
+
+    # Questions outside the ordered stream
+
+    def describe(self, timeout: float = 30.0) -> SourceDescription:
+        """The source's catalog, as its wrapper shows it now."""
+        try:
+            response = self._stub.DescribeSource(
+                pb.DescribeSourceRequest(), timeout=timeout, wait_for_ready=False
+            )
+        except grpc.RpcError as error:
+            raise self._unavailable(error) from None
+        if response.source != self.source:
+            raise SourceUnavailableError(
+                f"the wrapper at {self.address} serves source {response.source!r}, not {self.source!r}"
+            )
+        return SourceDescription(
+            catalog_from_proto(self.source, list(response.relations)), response.capabilities
+        )
+
+    def load(self, views: Sequence[LocalView]) -> Iterator[pb.LoadLocalViewResponse]:
+        """The extents of local views, all in one snapshot, chunk by chunk."""
+        request = pb.LoadLocalViewRequest(local_views=[local_view_to_proto(view) for view in views])
+        try:
+            for response in self._stub.LoadLocalView(request):
+                self.counters.bytes_received += response.ByteSize()
+                yield response
+        except grpc.RpcError as error:
+            raise self._unavailable(error) from None
+
+    def _unavailable(self, error: grpc.RpcError) -> LockstepError:
+        found = error_from_rpc(error)
+        if isinstance(found, SourceUnavailableError) or type(found) is LockstepError:
+            return SourceUnavailableError(
+                f"the wrapper of source {self.source!r} at {self.address} does not answer: {found.message}"
+            )
+        return found
+
+    # The ordered stream, downwards
+
+    def define(self, view: LocalView, after: Position) -> None:
+        """Have changes of a local view reported, from this position on."""
+        with self._lock:
+            self._defined[view.name] = _Defined(view, after)
+            if self.connected:
+                self._send_define(view, after)
+
+    def _send_define(self, view: LocalView, after: Position) -> None:
+        define = pb.DefineLocalView(local_view=local_view_to_proto(view), after=position_to_proto(after))
+        self._send(pb.ExchangeRequest(define=define))
+
+    def drop(self, name: str) -> None:
+        """End the reporting of a local view."""
+        with self._lock:
+            self._defined.pop(name, None)
+            if self.connected:
+                self._send(pb.ExchangeRequest(drop=pb.DropLocalView(local_view=name)))
+
+    def ask(self, view: LocalView, keys: Keys | None) -> Future[Answer]:
+        """Send an MQ; the future answer arrives in order with the updates."""
+        request = pb.MaintenanceQuery(query_id=next(self._ids), local_view=view.name)
+        if keys is not None:
+            request.key_columns.extend(keys.columns)
+            request.arrow = to_ipc(keys.values)
+        future: Future[Answer] = Future()
+        with self._lock:
+            self._queries[request.query_id] = _OpenQuery(request, view, future)
+            self.counters.queries += 1
+            if self.connected:
+                self._send(pb.ExchangeRequest(query=request))
+        return future
+
+    def abandon(self, futures: Sequence[Future[Answer]]) -> None:
+        """Forget open queries; their answers will be ignored."""
+        with self._lock:
+            self._queries = {i: q for i, q in self._queries.items() if q.future not in futures}
+
+    def acknowledge(self, position: Position) -> None:
+        """Everything up to here is committed: the source may trim its history."""
+        with self._lock:
+            if self.connected:
+                self._send(
+                    pb.ExchangeRequest(acknowledge=pb.Acknowledge(position=position_to_proto(position)))
+                )
+
+    def grant(self, rows: int) -> None:
+        """Let the wrapper send that many more rows of updates."""
+        with self._lock:
+            if self.connected and rows:
+                self._send(pb.ExchangeRequest(credit=pb.Credit(rows=rows)))
+
+    def delivered(self, local_view: str) -> Position:
+        """Every change of the local view up to here has been delivered."""
+        with self._lock:
+            return self._defined[local_view].delivered
+
+    def wait_delivered(self, local_view: str, position: Position, timeout: float) -> None:
+        """Return when every change of the local view up to the position has been delivered."""
+        with self._lock:
+            if not self._lock.wait_for(lambda: self._defined[local_view].delivered >= position, timeout):
+                raise SourceUnavailableError(
+                    f"source {self.source!r} has not reported its changes up to {position} in time"
+                )
+
+    def _send(self, request: pb.ExchangeRequest) -> None:
+        self.counters.bytes_sent += request.ByteSize()
+        self._outgoing.put(request)
+
+    # The ordered stream, upwards
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopped.is_set():
+            try:
+                self._exchange()
+                failures = 0
+            except grpc.RpcError as error:
+                self._disconnected(error_from_rpc(error).message)
+            except SourceUnavailableError as error:
+                self._disconnected(error.message)
+            except LockstepError as error:
+                log.error("source %s: %s", self.source, error)
+                self._disconnected(error.message)
+            except Exception as error:
+                log.exception("source %s: unexpected error on its channel", self.source)
+                self._disconnected(f"internal error: {error}")
+            failures += 1
+            backoff = min(FIRST_BACKOFF_SECONDS * 2**failures, MAX_BACKOFF_SECONDS)
+            self._stopped.wait(backoff * random.uniform(0.5, 1.0))
+
+    def _exchange(self) -> None:
+        outgoing: queue.SimpleQueue[pb.ExchangeRequest | None] = queue.SimpleQueue()
+        outgoing.put(
+            pb.ExchangeRequest(
+                attach=pb.Attach(
+                    mediator=self._mediator, protocol_version=PROTOCOL_VERSION, source=self.source
+                )
+            )
+        )
+        self._wait_ready()
+        call = self._stub.Exchange(iter(outgoing.get, None))
+        self._call = call
+        try:
+            for response in call:
+                if self._stopped.is_set():
+                    return
+                self.counters.bytes_received += response.ByteSize()
+                self._handle(response, outgoing)
+            self._disconnected("the wrapper ended the stream")
+        finally:
+            outgoing.put(None)
+            call.cancel()
+
+    def _wait_ready(self) -> None:
+        """Return when the connection is up; gives up soon, and at once when the channel is stopped."""
+        ready = grpc.channel_ready_future(self._channel)
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while not self._stopped.is_set():
+            try:
+                ready.result(timeout=0.2)
+                return
+            except grpc.FutureTimeoutError:
+                if time.monotonic() > deadline:
+                    break
+        ready.cancel()
+        raise SourceUnavailableError(f"nothing answers at {self.address}")
+
+    def _connected(
+        self, attached: pb.Attached, outgoing: queue.SimpleQueue[pb.ExchangeRequest | None]
+    ) -> None:
+        with self._lock:
+            self._outgoing = outgoing
+            self._reported = ORIGIN
+            self.capabilities = attached.capabilities
+            self.state, self.since, self.problem = "connected", now(), ""
+            self._send(pb.ExchangeRequest(credit=pb.Credit(rows=self._credit_rows)))
+            for defined in self._defined.values():
+                self._send_define(defined.view, defined.delivered)
+            for open_query in self._queries.values():
+                open_query.chunks.clear()
+                self._send(pb.ExchangeRequest(query=open_query.request))
+            self._lock.notify_all()
+        log.info("source %s connected at %s", self.source, self.address)
+
+    def _disconnected(self, problem: str) -> None:
+        if self._stopped.is_set():
+            return
+        with self._lock:
+            if self.state != "connecting":
+                self.state, self.since = "connecting", now()
+                log.warning("source %s: connection lost: %s", self.source, problem)
+            self.problem = problem
+            self._lock.notify_all()
+
+    def _handle(
+        self, response: pb.ExchangeResponse, outgoing: queue.SimpleQueue[pb.ExchangeRequest | None]
+    ) -> None:
+        match response.WhichOneof("message"):
+            case "attached":
+                self._connected(response.attached, outgoing)
+            case "update":
+                self._deliver(response.update)
+            case "result":
+                self._collect(response.result)
+            case "progress":
+                self._progress(position_from_proto(response.progress.position))
+            case "error":
+                self._failed(response.error)
+
+    def _progress(self, position: Position) -> None:
+        with self._lock:
+            if position < self._reported:
+                raise OrderingViolationError(
+                    f"source {self.source!r} went back from {self._reported} to {position}"
+                )
+            self._reported = position
+            for defined in self._defined.values():
+                defined.delivered = max(defined.delivered, position)
+            self._lock.notify_all()
+
+    def _deliver(self, update: pb.Update) -> None:
+        positions = tuple(position_from_proto(t.position) for t in update.transactions)
+        if any(later <= earlier for earlier, later in itertools.pairwise(positions)):
+            raise OrderingViolationError(f"source {self.source!r} sent transactions out of order")
+        deltas: dict[str, tuple[Relation | None, tuple[int, ...]]] = {}
+        with self._lock:
+            for delta in update.deltas:
+                defined = self._defined.get(delta.local_view)
+                if defined is None:
+                    continue  # dropped while the update was on its way
+                touched = tuple(delta.touched)
+                if touched and positions[touched[0]] <= defined.delivered:
+                    raise OrderingViolationError(
+                        f"source {self.source!r} repeated a transaction of local view {delta.local_view!r}"
+                    )
+                rows = self._decode(delta.arrow, defined.view) if delta.arrow else None
+                deltas[delta.local_view] = (rows, touched)
+            self.counters.transactions += len(positions)
+        # Deliver before the position moves: whoever waits for the position then finds the update queued.
+        self._on_update(
+            SourceUpdate(
+                source=self.source,
+                positions=positions,
+                batched=tuple(t.batched for t in update.transactions),
+                observed_at=update.observed_at.ToDatetime(datetime.UTC),
+                deltas=deltas,
+            )
+        )
+        with self._lock:
+            for name, (_, touched) in deltas.items():
+                if touched and name in self._defined:
+                    self._defined[name].delivered = positions[touched[-1]]
+            self._lock.notify_all()
+
+    @staticmethod
+    def _decode(payload: bytes, view: LocalView) -> Relation:
+        rows = from_ipc(payload)
+        expected = [*view.arrow.names, "_tx", COUNT]
+        if sorted(rows.column_names) != sorted(expected) or any(
+            rows.schema.field(f.name).type != f.type for f in view.arrow
+        ):
+            raise DataError(f"an update of local view {view.name!r} does not have its columns")
+        return rows.select(expected)
+
+    def _collect(self, result: pb.QueryResult) -> None:
+        with self._lock:
+            open_query = self._queries.get(result.query_id)
+            if open_query is None:
+                return  # abandoned
+            position = position_from_proto(result.position)
+            if position != self._reported:
+                raise OrderingViolationError(
+                    f"source {self.source!r} answered at {position} after reporting up to {self._reported}"
+                )
+            if result.arrow:
+                rows = from_ipc(result.arrow)
+                if not rows.schema.equals(open_query.view.arrow):
+                    raise DataError(f"an answer for {open_query.view.name!r} does not have its columns")
+                open_query.chunks.append(rows)
+            if not result.last:
+                return
+            del self._queries[result.query_id]
+        empty = open_query.view.arrow.empty_table()
+        rows = pa.concat_tables(open_query.chunks) if open_query.chunks else empty
+        open_query.future.set_result(Answer(rows, position))
+
+    def _failed(self, error: pb.ExchangeError) -> None:
+        found = error_of(error.reason, f"source {self.source!r}: {error.message}")
+        if error.HasField("query_id"):
+            with self._lock:
+                open_query = self._queries.pop(error.query_id, None)
+            if open_query is not None:
+                open_query.future.set_exception(found)
+        elif error.local_view:
+            self._on_view_failed(error.local_view, found)
+        else:
+            self.problem = error.message
+            log.warning("source %s: %s", self.source, error.message)

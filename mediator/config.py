@@ -1,0 +1,38 @@
+"""What a mediator is started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ViewSpecConfig:
+    """A view as declared. `max_batch` 0 means the mediator's default."""
+
+    name: str
+    sql: str
+    maintenance: str = "sweep"
+    allow_cross_join: bool = False
+    max_batch: int = 0
+
+
+@dataclass(frozen=True)
+class MediatorConfig:
+    """A mediator's settings.
+
+    `sources` maps each source's name to its wrapper's address. `max_batch` is how many transactions one
+    batched sweep takes at most. `embedded_memory` bounds the embedded engine's buffers; larger joins spill.
+    `umq_rows` is how many rows of updates may wait in all queues before wrappers are asked to pause.
+    """
+
+    listen: str
+    warehouse: str
+    engine: str = "spark"
+    sources: Mapping[str, str] = field(default_factory=dict)
+    max_batch: int = 10000
+    spark_master: str = "local[*]"
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+    views: Sequence[ViewSpecConfig] = ()
+    embedded_memory: str = "768MiB"
+    umq_rows: int = 2_000_000

@@ -1,0 +1,24 @@
+"""Maintenance algorithms: one file each, named after its paper, chosen per view by `maintenance:`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from algebra.errors import ConfigurationError
+from mediator.maintenance.contract import Maintenance
+from mediator.maintenance.sweep import BatchedSweep, PublishedSweep
+
+ALGORITHMS: Mapping[str, Maintenance] = {
+    algorithm.name: algorithm for algorithm in (BatchedSweep(), PublishedSweep())
+}
+DEFAULT = BatchedSweep.name
+
+
+def algorithm(name: str) -> Maintenance:
+    """The algorithm of that name; an empty name means the default."""
+    try:
+        return ALGORITHMS[name or DEFAULT]
+    except KeyError:
+        raise ConfigurationError(
+            f"unknown maintenance algorithm {name!r}; there are: {', '.join(ALGORITHMS)}"
+        ) from None

@@ -1,0 +1,131 @@
+"""Verify and refresh: a view computed anew from its sources, without stopping them.
+
+The view holds still meanwhile; its sources go on. What they did after the view's vector is in its UMQ by the
+time they have reported their position, and is rolled back from the extents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from algebra.assembly import VERSION
+from algebra.decompose import Decomposition
+from algebra.engines.contract import Extent, Relation
+from algebra.errors import DataError, SchemaChangedError
+from algebra.position import Position
+from mediator.config import ViewSpecConfig
+from mediator.loader import Progress, loaded_extents
+from mediator.state import MediatorState
+from mediator.views import MaintainedView
+from mediator.warehouse.records import VersionRow, ViewInstall
+from protos.convert import now
+
+ATTACH_SECONDS = 10.0
+CATCH_UP_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A view's version compared with its recompute; `differences` has the view's columns and `_count`."""
+
+    version: int
+    vector: Mapping[str, Position]
+    rows: int
+    differences: Relation
+
+
+class Recomputer:
+    """Computes views of a mediator anew. `explain` decomposes a view as its sources are now."""
+
+    def __init__(self, state: MediatorState, explain: Callable[[ViewSpecConfig], Decomposition]) -> None:
+        self._state = state
+        self._explain = explain
+
+    def verify(self, view: MaintainedView, progress: Progress) -> Verification:
+        """Recompute a view at its current vector and compare."""
+        name = view.name
+        with self._held(view):
+            with self._recomputed(view, progress, at_vector=True) as (recomputed, _):
+                stored = self._state.warehouse.read(name, view.version).read_all()
+                differences = self._state.engine.minus(stored, recomputed)
+            record = self._state.warehouse.version_record(name, view.version)
+            return Verification(view.version, dict(view.vector), record.rows, differences)
+
+    def refresh(self, view: MaintainedView, progress: Progress) -> tuple[int, int]:
+        """Read a view's sources again and install the difference as one version: (version, rows changed)."""
+        name = view.name
+        with self._held(view), self._state.acknowledgements_held():
+            paused = bool(view.problem)
+            if paused:
+                fresh = self._explain(view.spec)
+                if not fresh.assembly.schema.equals(view.plan.query.schema):
+                    raise SchemaChangedError(
+                        f"the columns of view {name!r} have changed; drop it and create it again"
+                    )
+                if fresh != view.decomposition:
+                    with self._state.changed:
+                        view.redefine(fresh)
+            with self._recomputed(view, progress, at_vector=False) as (recomputed, vector):
+                stored = self._state.warehouse.read(name, view.version).read_all()
+                change = self._state.engine.minus(recomputed, stored)
+            version = view.version + 1
+            row = VersionRow(version, "", Position(0), vector, now())
+            install = ViewInstall(name, [row], table=_tagged(change, version))
+            newest = self._state.warehouse.install([install])[name]
+            with self._state.changed:
+                view.version, view.vector = newest.version, dict(newest.vector)
+                view.queue.rebase(version, vector)
+                if paused:
+                    view.queue.clear(version)
+                view.problem = ""
+            if paused:
+                for local in view.local_views:
+                    self._state.channels[local.source].define(local, vector[local.source])
+        progress("done", "", 0, None)
+        with self._state.changed:
+            self._state.changed.notify_all()
+        return version, newest.changed_rows
+
+    @contextmanager
+    def _held(self, view: MaintainedView) -> Iterator[None]:
+        with view.installing:
+            yield
+        with self._state.changed:
+            self._state.changed.notify_all()
+
+    @contextmanager
+    def _recomputed(
+        self, view: MaintainedView, progress: Progress, *, at_vector: bool
+    ) -> Iterator[tuple[Relation, Mapping[str, Position]]]:
+        """The view from its sources: as of its vector, or as of the reading itself.
+
+        Sources go on meanwhile. What they did after the vector is in the UMQ by the time their position has
+        been reported, and is rolled back from the extents.
+        """
+        for source in view.sources:
+            self._state.channels[source].wait_connected(ATTACH_SECONDS)
+        with loaded_extents(view.local_views, self._state.channels, progress) as loaded:
+            extents = []
+            for node, local in enumerate(view.local_views):
+                channel, position = self._state.channels[local.source], loaded.vector[local.source]
+                minus = None
+                if not view.problem:
+                    channel.grant(self._state.config.umq_rows)
+                    channel.wait_delivered(local.name, position, CATCH_UP_SECONDS)
+                if at_vector:
+                    with self._state.changed:
+                        minus = view.queue.pending_until(node, local.source, position)
+                extents.append(Extent(files=loaded.files[local.name], minus=minus))
+            progress("join", "", 0, None)
+            change = self._state.engine.extent(view.plan.query, extents, None)
+            if change.table is None:
+                raise DataError("the engine returned no table")
+            yield change.table, loaded.vector
+
+
+def _tagged(change: Relation, version: int) -> Relation:
+    return change.append_column(VERSION, pa.repeat(pa.scalar(version, pa.int64()), change.num_rows))

@@ -1,0 +1,51 @@
+"""The mediator as a process part: the mediator and the gRPC server around it."""
+
+from __future__ import annotations
+
+import threading
+
+from mediator.config import MediatorConfig
+from mediator.mediator import Mediator
+from mediator.service import MediatorService
+from protos.lockstep.v1 import mediator_pb2, mediator_pb2_grpc
+from protos.server import GrpcServer
+
+
+class MediatorServer:
+    """Serves one mediator on one address. Its engine is warm when `start` returns."""
+
+    def __init__(self, config: MediatorConfig) -> None:
+        self._config = config
+        self.mediator: Mediator | None = None
+        self._server: GrpcServer | None = None
+        self._done = threading.Event()
+
+    def start(self) -> str:
+        """Begin to serve; the bound address."""
+        # The engine may start a Java process, which must not happen while gRPC's threads run: it forks.
+        self.mediator = Mediator(self._config)
+        service = mediator_pb2.DESCRIPTOR.services_by_name["MediatorService"].full_name
+        self._server = GrpcServer(self._config.listen, [service])
+        mediator_pb2_grpc.add_MediatorServiceServicer_to_server(
+            MediatorService(self.mediator), self._server.server
+        )
+        try:
+            address = self._server.start()
+        except BaseException:
+            self.mediator.stop()
+            raise
+        self.mediator.start()
+        return address
+
+    def stop(self, grace: float = 2.0) -> None:
+        if self.mediator is not None:
+            self.mediator.begin_stop()
+        if self._server is not None:
+            self._server.stop(grace)
+        if self.mediator is not None:
+            self.mediator.stop()
+        self._done.set()
+
+    def wait(self) -> None:
+        """Block until `stop` has been called."""
+        self._done.wait()

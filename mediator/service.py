@@ -1,0 +1,317 @@
+"""The mediator's gRPC service: requests in, protobuf and Arrow out; the work is the mediator's."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import grpc
+import psutil
+
+from algebra.arrow_ipc import schema_to_ipc, to_ipc
+from algebra.errors import LockstepError
+from algebra.position import Position
+from mediator.config import ViewSpecConfig
+from mediator.explain import explanation
+from mediator.mediator import Mediator
+from mediator.views import MaintainedView, spec_from_json
+from mediator.warehouse.records import VersionRecord
+from protos.convert import position_to_proto
+from protos.lockstep.v1 import mediator_pb2 as pb
+from protos.lockstep.v1 import mediator_pb2_grpc
+from protos.status import abort
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _unary(method: Method) -> Method:
+    @functools.wraps(method)
+    def guarded(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return method(self, request, context)
+        except LockstepError as error:
+            abort(context, error)
+
+    return guarded  # type: ignore[return-value]
+
+
+def _streaming(method: Method) -> Method:
+    @functools.wraps(method)
+    def guarded(self: Any, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        try:
+            yield from method(self, request, context)
+        except LockstepError as error:
+            abort(context, error)
+
+    return guarded  # type: ignore[return-value]
+
+
+class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
+    """Serves one mediator."""
+
+    def __init__(self, mediator: Mediator) -> None:
+        self._mediator = mediator
+
+    @_streaming
+    def CreateView(
+        self, request: pb.CreateViewRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.CreateViewResponse]:
+        spec = _spec_from_proto(request.view)
+        for event in _with_progress(lambda progress: self._mediator.create_view(spec, progress)):
+            if isinstance(event, pb.LoadProgress):
+                yield pb.CreateViewResponse(progress=event)
+            else:
+                yield pb.CreateViewResponse(view=self._view(spec.name))
+
+    @_unary
+    def DropView(self, request: pb.DropViewRequest, context: grpc.ServicerContext) -> pb.DropViewResponse:
+        self._mediator.drop_view(request.name)
+        return pb.DropViewResponse()
+
+    @_streaming
+    def RefreshView(
+        self, request: pb.RefreshViewRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.RefreshViewResponse]:
+        for event in _with_progress(lambda progress: self._mediator.refresh_view(request.name, progress)):
+            if isinstance(event, pb.LoadProgress):
+                yield pb.RefreshViewResponse(progress=event)
+            else:
+                version, rows = event
+                yield pb.RefreshViewResponse(result=pb.RefreshResult(version=version, changed_rows=rows))
+
+    @_unary
+    def ListViews(self, request: pb.ListViewsRequest, context: grpc.ServicerContext) -> pb.ListViewsResponse:
+        return pb.ListViewsResponse(
+            views=[self._view(stored.name) for stored in self._mediator.warehouse.views()]
+        )
+
+    @_unary
+    def GetView(self, request: pb.GetViewRequest, context: grpc.ServicerContext) -> pb.GetViewResponse:
+        view = self._view(request.name)
+        kept = self._mediator.views.get(request.name)
+        return pb.GetViewResponse(view=view, explanation=explanation(kept.decomposition) if kept else None)
+
+    @_unary
+    def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.GetStatusResponse:
+        mediator = self._mediator
+        response = pb.GetStatusResponse(
+            engine=mediator.config.engine,
+            warehouse=mediator.config.warehouse,
+            memory_bytes=psutil.Process().memory_info().rss,
+        )
+        response.started_at.FromDatetime(mediator.started_at)
+        for channel in mediator.channels.values():
+            status = response.sources.add(
+                source=channel.source,
+                address=channel.address,
+                state=channel.state,
+                position=position_to_proto(channel.position),
+                transactions=channel.counters.transactions,
+                queries=channel.counters.queries,
+                bytes_received=channel.counters.bytes_received,
+                bytes_sent=channel.counters.bytes_sent,
+                problem=channel.problem,
+                capabilities=channel.capabilities,
+            )
+            status.since.FromDatetime(channel.since)
+        for stored in mediator.warehouse.views():
+            response.views.append(self._view_status(stored.name))
+        return response
+
+    def _view_status(self, name: str) -> pb.ViewStatus:
+        view: MaintainedView | None = self._mediator.views.get(name)
+        newest = self._mediator.warehouse.newest(name)
+        problem = self._mediator.problem(name)
+        status = pb.ViewStatus(
+            view=name,
+            version=newest.version,
+            state="paused" if problem else "maintained",
+            problem=problem,
+        )
+        if view is not None:
+            counters = view.counters
+            with self._mediator.changed:
+                status.pending = len(view.queue)
+            status.batches = counters.batches
+            status.transactions = counters.transactions
+            status.queries = counters.queries
+            status.compensations = counters.compensations
+            status.rows = counters.rows
+            status.lag_seconds = counters.lags[-1] if counters.lags else 0.0
+            status.lag_p50_seconds = counters.lag(0.5)
+            status.lag_p99_seconds = counters.lag(0.99)
+        return status
+
+    @_streaming
+    def Query(self, request: pb.QueryRequest, context: grpc.ServicerContext) -> Iterator[pb.QueryResponse]:
+        fixed: Mapping[str, int] | None = None
+        if request.HasField("as_of"):
+            fixed = self._mediator.fixed_version(request.sql, request.as_of)
+        reader, versions = self._mediator.warehouse.query(request.sql, fixed)
+        yield pb.QueryResponse(arrow=schema_to_ipc(reader.schema), versions=versions)
+        for batch in reader:
+            if batch.num_rows:
+                yield pb.QueryResponse(arrow=to_ipc(batch))
+        yield pb.QueryResponse(last=True)
+
+    @_streaming
+    def WatchView(
+        self, request: pb.WatchViewRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.WatchViewResponse]:
+        warehouse, changed = self._mediator.warehouse, self._mediator.changed
+        newest = warehouse.newest(request.name).version
+        seen = request.after if request.HasField("after") else newest
+        # A client that leaves must not keep this thread waiting for the next version.
+        context.add_callback(lambda: _notify(changed))
+        while context.is_active() and not self._mediator.stopping:
+            for record, change in warehouse.changes(request.name, seen):
+                yield pb.WatchViewResponse(version=_version(record), arrow=to_ipc(change))
+                seen = record.version
+            self._wait_for_version(request.name, seen, context)
+
+    def _wait_for_version(self, name: str, seen: int, context: grpc.ServicerContext) -> None:
+        """Return when there is a version after `seen`, or the client has left, or a while has passed."""
+        warehouse, changed = self._mediator.warehouse, self._mediator.changed
+        with changed:
+            changed.wait_for(
+                lambda: (
+                    not context.is_active()
+                    or self._mediator.stopping
+                    or warehouse.newest(name).version > seen
+                ),
+                timeout=5.0,
+            )
+
+    @_unary
+    def GetHistory(
+        self, request: pb.GetHistoryRequest, context: grpc.ServicerContext
+    ) -> pb.GetHistoryResponse:
+        records = self._mediator.warehouse.history(request.name, request.limit)
+        return pb.GetHistoryResponse(versions=[_version(record) for record in records])
+
+    @_streaming
+    def VerifyView(
+        self, request: pb.VerifyViewRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.VerifyViewResponse]:
+        for event in _with_progress(lambda progress: self._mediator.verify_view(request.name, progress)):
+            if isinstance(event, pb.LoadProgress):
+                yield pb.VerifyViewResponse(progress=event)
+            else:
+                result = pb.VerifyResult(
+                    version=event.version,
+                    vector=_vector(event.vector),
+                    rows=event.rows,
+                    arrow=to_ipc(event.differences),
+                )
+                yield pb.VerifyViewResponse(result=result)
+
+    @_unary
+    def CompactView(
+        self, request: pb.CompactViewRequest, context: grpc.ServicerContext
+    ) -> pb.CompactViewResponse:
+        result = self._mediator.warehouse.compact(request.name)
+        return pb.CompactViewResponse(
+            version=result.version, files_before=result.files_before, files_after=result.files_after
+        )
+
+    @_unary
+    def Explain(self, request: pb.ExplainRequest, context: grpc.ServicerContext) -> pb.ExplainResponse:
+        if request.WhichOneof("what") == "view":
+            stored = self._mediator.warehouse.view(request.view)
+            kept = self._mediator.views.get(request.view)
+            if kept is not None:
+                return pb.ExplainResponse(explanation=explanation(kept.decomposition))
+            spec = spec_from_json(stored.spec)
+        else:
+            spec = _spec_from_proto(request.spec)
+        return pb.ExplainResponse(explanation=explanation(self._mediator.explain(spec)))
+
+    def _view(self, name: str) -> pb.View:
+        warehouse = self._mediator.warehouse
+        stored, newest = warehouse.view(name), warehouse.newest(name)
+        problem = self._mediator.problem(name)
+        view = pb.View(
+            spec=_spec_to_proto(spec_from_json(stored.spec)),
+            version=newest.version,
+            rows=newest.rows,
+            vector=_vector(newest.vector),
+            arrow_schema=schema_to_ipc(stored.schema),
+            state="paused" if problem else "maintained",
+            problem=problem,
+            sources=sorted(newest.vector),
+        )
+        view.committed_at.FromDatetime(newest.committed_at)
+        return view
+
+
+def _notify(condition: threading.Condition) -> None:
+    with condition:
+        condition.notify_all()
+
+
+def _vector(vector: Mapping[str, Position]) -> dict[str, Any]:
+    return {source: position_to_proto(position) for source, position in vector.items()}
+
+
+def _version(record: VersionRecord) -> pb.Version:
+    version = pb.Version(
+        version=record.version,
+        source=record.source,
+        position=position_to_proto(record.position),
+        vector=_vector(record.vector),
+        changed_rows=record.changed_rows,
+        batched=record.batched,
+    )
+    version.observed_at.FromDatetime(record.observed_at)
+    version.committed_at.FromDatetime(record.committed_at)
+    return version
+
+
+def _spec_from_proto(spec: pb.ViewSpec) -> ViewSpecConfig:
+    return ViewSpecConfig(
+        name=spec.name,
+        sql=spec.sql,
+        maintenance=spec.maintenance or "sweep",
+        allow_cross_join=spec.allow_cross_join,
+        max_batch=spec.max_batch,
+    )
+
+
+def _spec_to_proto(spec: ViewSpecConfig) -> pb.ViewSpec:
+    return pb.ViewSpec(
+        name=spec.name,
+        sql=spec.sql,
+        maintenance=spec.maintenance,
+        allow_cross_join=spec.allow_cross_join,
+        max_batch=spec.max_batch,
+    )
+
+
+def _with_progress(work: Callable[[Callable[..., None]], Any]) -> Iterator[Any]:
+    """Run `work` beside the stream: yields LoadProgress messages as they come, then the result."""
+    events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+
+    def progress(phase: str, local_view: str, rows: int, estimate: int | None) -> None:
+        message = pb.LoadProgress(phase=phase, local_view=local_view, rows=rows, row_estimate=estimate)
+        events.put(("progress", message))
+
+    def run() -> None:
+        try:
+            events.put(("result", work(progress)))
+        except LockstepError as error:
+            events.put(("error", error))
+        except Exception as error:
+            events.put(("error", LockstepError(f"internal error: {error}")))
+            raise
+
+    threading.Thread(target=run, name="view-work", daemon=True).start()
+    while True:
+        kind, value = events.get()
+        if kind == "error":
+            raise value
+        yield value
+        if kind == "result":
+            return

@@ -1,0 +1,175 @@
+"""The mediator's half of the ordering contract: a wrapper that breaks it is refused, never believed."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from concurrent import futures
+from dataclasses import dataclass, field
+
+import grpc
+import pyarrow as pa
+import pytest
+
+from algebra.arrow_ipc import to_ipc
+from algebra.errors import LockstepError
+from algebra.expressions import ColumnRef
+from algebra.local_view import LocalView, Occurrence, OutputColumn
+from algebra.position import Position
+from mediator.channel import SourceChannel, SourceUpdate
+from protos.lockstep.v1 import types_pb2, wrapper_pb2_grpc
+from protos.lockstep.v1 import wrapper_pb2 as pb
+
+INT = pa.int64()
+VIEW = LocalView("v.s", "s", (Occurrence("r", "r"),), (), (), (OutputColumn("x", ColumnRef("r", "x"), INT),))
+
+
+class ScriptedWrapper(wrapper_pb2_grpc.WrapperServiceServicer):
+    """A wrapper that sends what a test tells it to, once a local view is defined or a query asked."""
+
+    def __init__(self) -> None:
+        self.script: queue.SimpleQueue[pb.ExchangeResponse] = queue.SimpleQueue()
+        self.requests: queue.SimpleQueue[pb.ExchangeRequest] = queue.SimpleQueue()
+
+    def DescribeSource(
+        self, request: pb.DescribeSourceRequest, context: grpc.ServicerContext
+    ) -> pb.DescribeSourceResponse:
+        return pb.DescribeSourceResponse(source="s")
+
+    def LoadLocalView(
+        self, request: pb.LoadLocalViewRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.LoadLocalViewResponse]:
+        yield from ()
+
+    def Exchange(
+        self, request_iterator: Iterator[pb.ExchangeRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.ExchangeResponse]:
+        yield pb.ExchangeResponse(attached=pb.Attached(source="s"))
+        for request in request_iterator:
+            self.requests.put(request)
+            if request.WhichOneof("message") in ("define", "query"):
+                while not self.script.empty():
+                    yield self.script.get()
+
+
+@dataclass
+class Setup:
+    wrapper: ScriptedWrapper
+    channel: SourceChannel
+    updates: list[SourceUpdate] = field(default_factory=list)
+    failures: list[tuple[str, LockstepError]] = field(default_factory=list)
+
+
+@pytest.fixture
+def setup() -> Iterator[Setup]:
+    wrapper = ScriptedWrapper()
+    server = grpc.server(futures.ThreadPoolExecutor(8))
+    wrapper_pb2_grpc.add_WrapperServiceServicer_to_server(wrapper, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    updates: list[SourceUpdate] = []
+    failures: list[tuple[str, LockstepError]] = []
+    channel = SourceChannel(
+        "s",
+        f"127.0.0.1:{port}",
+        "test",
+        updates.append,
+        lambda name, error: failures.append((name, error)),
+        1000,
+    )
+    channel.start()
+    channel.wait_connected(30)
+    yield Setup(wrapper, channel, updates, failures)
+    channel.stop()
+    server.stop(0)
+
+
+def update(*ordinals: int) -> pb.ExchangeResponse:
+    rows = pa.table({"x": pa.array([1], INT), "_tx": pa.array([0], pa.int32()), "_count": pa.array([1], INT)})
+    return pb.ExchangeResponse(
+        update=pb.Update(
+            transactions=[pb.SourceTransaction(position=types_pb2.Position(ordinal=o)) for o in ordinals],
+            deltas=[
+                pb.LocalViewDelta(
+                    local_view=VIEW.name, arrow=to_ipc(rows), touched=list(range(len(ordinals)))
+                )
+            ],
+        )
+    )
+
+
+def progress(ordinal: int) -> pb.ExchangeResponse:
+    return pb.ExchangeResponse(progress=pb.Progress(position=types_pb2.Position(ordinal=ordinal)))
+
+
+def result(query_id: int, ordinal: int, rows: pa.Table) -> pb.ExchangeResponse:
+    return pb.ExchangeResponse(
+        result=pb.QueryResult(
+            query_id=query_id,
+            position=types_pb2.Position(ordinal=ordinal),
+            arrow=to_ipc(rows),
+            last=True,
+        )
+    )
+
+
+def wait_for_problem(setup: Setup) -> str:
+    """What the channel complains of; it drops the connection when it does."""
+    with setup.channel._lock:
+        assert setup.channel._lock.wait_for(lambda: bool(setup.channel.problem), 30)
+    return setup.channel.problem
+
+
+def test_updates_and_answers_arrive_in_order(setup: Setup) -> None:
+    for response in (update(3, 5), progress(5)):
+        setup.wrapper.script.put(response)
+    setup.channel.define(VIEW, Position(2))
+    setup.channel.wait_delivered(VIEW.name, Position(5), 30)
+    assert [u.positions for u in setup.updates] == [(Position(3), Position(5))]
+    setup.wrapper.script.put(result(1, 5, pa.table({"x": pa.array([7], INT)})))
+    answer = setup.channel.ask(VIEW, None).result(timeout=30)
+    assert (answer.rows["x"].to_pylist(), answer.position) == ([7], Position(5))
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([update(5, 4)], "source 's' sent transactions out of order"),
+        ([update(2)], "source 's' repeated a transaction of local view 'v.s'"),
+        ([update(3), update(3)], "source 's' repeated a transaction of local view 'v.s'"),
+        ([progress(9), progress(8)], "source 's' went back from 9 to 8"),
+    ],
+)
+def test_a_broken_order_ends_the_stream(
+    setup: Setup, messages: list[pb.ExchangeResponse], problem: str
+) -> None:
+    for message in messages:
+        setup.wrapper.script.put(message)
+    setup.channel.define(VIEW, Position(2))
+    assert wait_for_problem(setup) == problem
+
+
+def test_an_answer_from_another_position_than_reported_is_refused(setup: Setup) -> None:
+    setup.channel.define(VIEW, Position(2))
+    for message in (progress(5), result(1, 6, pa.table({"x": pa.array([7], INT)}))):
+        setup.wrapper.script.put(message)
+    future = setup.channel.ask(VIEW, None)
+    assert wait_for_problem(setup) == "source 's' answered at 6 after reporting up to 5"
+    assert not future.done(), "the query is asked again when the stream is back"
+
+
+def test_rows_that_do_not_fit_the_local_view_are_refused(setup: Setup) -> None:
+    setup.channel.define(VIEW, Position(2))
+    for message in (progress(5), result(1, 5, pa.table({"x": ["text"]}))):
+        setup.wrapper.script.put(message)
+    setup.channel.ask(VIEW, None)
+    assert wait_for_problem(setup) == "an answer for 'v.s' does not have its columns"
+
+
+def test_a_failed_query_tells_why(setup: Setup) -> None:
+    setup.channel.define(VIEW, Position(2))
+    setup.wrapper.script.put(
+        pb.ExchangeResponse(error=pb.ExchangeError(reason="REFUSED", message="no", query_id=1))
+    )
+    with pytest.raises(LockstepError, match="source 's': no"):
+        setup.channel.ask(VIEW, None).result(timeout=30)

@@ -1,0 +1,108 @@
+"""A maintained view: its definition in parts, its queue, and how its maintenance is doing."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from algebra.decompose import Decomposition, decompose
+from algebra.local_view import LocalView
+from algebra.plan import SweepPlan
+from algebra.position import Position
+from algebra.schema import Catalog
+from mediator.config import ViewSpecConfig
+from mediator.maintenance import algorithm
+from mediator.maintenance.contract import Maintenance
+from mediator.update_queue import UpdateMessageQueue
+
+RECENT_LAGS = 1000
+
+
+@dataclass
+class ViewCounters:
+    """What maintenance has done for a view since the mediator started."""
+
+    batches: int = 0
+    transactions: int = 0
+    queries: int = 0
+    compensations: int = 0
+    rows: int = 0
+    lags: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_LAGS))
+
+    def lag(self, percentile: float) -> float:
+        """A percentile of the recent lags, in seconds; 0 without any."""
+        ordered = sorted(self.lags)
+        return ordered[min(int(len(ordered) * percentile), len(ordered) - 1)] if ordered else 0.0
+
+
+class MaintainedView:
+    """A view that is being kept. The mediator's lock guards `queue`, `version`, `vector` and `problem`.
+
+    Whoever computes or installs a change holds `installing`; verify and refresh hold it too, and so keep
+    the version where it is.
+    """
+
+    def __init__(
+        self,
+        spec: ViewSpecConfig,
+        decomposition: Decomposition,
+        version: int,
+        vector: Mapping[str, Position],
+    ) -> None:
+        self.spec = spec
+        self.maintenance: Maintenance = algorithm(spec.maintenance)
+        self.version = version
+        self.vector = dict(vector)
+        self.problem = ""
+        self.counters = ViewCounters()
+        self.installing = threading.Lock()
+        self.redefine(decomposition)
+
+    def redefine(self, decomposition: Decomposition) -> None:
+        """Take a decomposition, with an empty queue: at first, and when the sources' schemas have changed."""
+        self.decomposition = decomposition
+        self.plan = SweepPlan.of(decomposition.assembly)
+        self.queue = UpdateMessageQueue(
+            self.plan.width, [node.schema for node in self.plan.query.nodes], self.version
+        )
+        self.node_of = {local.name: i for i, local in enumerate(decomposition.local_views)}
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def local_views(self) -> tuple[LocalView, ...]:
+        return self.decomposition.local_views
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(local.source for local in self.local_views))
+
+    @property
+    def state(self) -> str:
+        return "paused" if self.problem else "maintained"
+
+    def batch_limit(self, default: int) -> int:
+        """How many transactions one batch of this view may take."""
+        limit = self.spec.max_batch or default
+        return min(limit, self.maintenance.max_batch or limit)
+
+
+def decomposed(spec: ViewSpecConfig, catalogs: Mapping[str, Catalog]) -> Decomposition:
+    """The view in parts; raises if it cannot be kept as declared."""
+    algorithm(spec.maintenance)
+    return decompose(spec.name, spec.sql, catalogs, allow_cross_join=spec.allow_cross_join)
+
+
+def spec_to_json(spec: ViewSpecConfig) -> dict[str, Any]:
+    """The declaration as the warehouse keeps it."""
+    return asdict(spec)
+
+
+def spec_from_json(data: Mapping[str, Any]) -> ViewSpecConfig:
+    """The declaration that the warehouse keeps."""
+    return ViewSpecConfig(**data)

@@ -1,0 +1,160 @@
+"""How views are made and get their next versions: rows first, visibility last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from algebra.errors import AlreadyExistsError, DataError, OrderingViolationError
+from mediator.warehouse import versions as version_rows
+from mediator.warehouse.definitions import new_view
+from mediator.warehouse.delta_files import DataFile
+from mediator.warehouse.records import VersionRecord, VersionRow, ViewInstall
+from mediator.warehouse.store import Store
+from mediator.warehouse.view_data import Integers, ViewData, tally
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One view's part of an install, checked; nothing of it is committed."""
+
+    data: ViewData
+    versions: Sequence[VersionRow]
+    files: tuple[DataFile, ...]
+    table: pa.Table | None
+    changed: Integers
+    sizes: Integers
+
+
+def create(
+    store: Store,
+    name: str,
+    spec: Mapping[str, Any],
+    schema: pa.Schema,
+    state: Sequence[Path] | pa.Table | pa.RecordBatchReader,
+    version: VersionRow,
+) -> VersionRecord:
+    """Makes a view with its version 0; the caller holds the lock."""
+    if name in store.names:
+        raise AlreadyExistsError(f"there is a view {name!r} already")
+    if version.version != 0:
+        raise OrderingViolationError(f"view {name!r} must begin with version 0, not {version.version}")
+    view = new_view(name, store.awaited_id(name), dict(spec), schema)
+    data = store.new_data(view)
+    with store.steps("state.write"):
+        files = data.state_files(0, state if isinstance(state, Sequence) else _tables(state))
+    counts = data.state_counts(0, files)
+    if counts.size and counts.min() <= 0:
+        raise DataError(f"the first state of view {name!r} holds a row with a count below 1")
+    with store.steps("state.commit"):
+        data.create_state(view, files)
+    with store.steps("changes.create"):
+        data.create_changes()
+    store.define([view], dropped=False)
+    size = np.array([counts.sum()], np.int64)
+    rows, record = version_rows.build(view, [version], size, size, store.clock())
+    with store.steps("versions.write"):
+        file = store.versions.stage([rows])
+    store.disk.sync([store.versions.table.path(file), store.versions.table.directory])
+    with store.steps("versions.commit"):
+        store.versions.commit(file, {view.view_id: record})
+    store.keep(data)
+    store.created(name, data.directory)
+    return record
+
+
+def drop(store: Store, name: str) -> None:
+    """Ends a view and removes its data; the caller holds the lock."""
+    view = store.view(name)
+    data = store.data(view)
+    store.define([view], dropped=True)
+    store.forget(view)
+    store.release(data.directory)
+    store.graveyard.bury([data.directory], grace=False)
+    with store.steps("files.delete"):
+        store.graveyard.dig()
+
+
+def install(store: Store, installs: Sequence[ViewInstall]) -> dict[str, VersionRecord]:
+    """Makes the next versions of these views visible, all at once; the caller holds the lock."""
+    names = [entry.view for entry in installs]
+    if len(set(names)) != len(names):
+        raise OrderingViolationError("an install names a view twice; put its versions into one entry")
+    parts = [_prepare(store, entry) for entry in installs if entry.versions]
+    if not parts:
+        return {}
+    added: list[tuple[ViewData, tuple[DataFile, ...]]] = []
+    for part in parts:
+        files = part.files
+        if part.table is not None and part.table.num_rows:
+            with store.steps(f"changes.write {part.data.view.name}"):
+                files = (*files, part.data.write_change(part.table))
+        if files:
+            added.append((part.data, files))
+    now = store.clock()
+    built = [
+        version_rows.build(part.data.view, part.versions, part.changed, part.sizes, now) for part in parts
+    ]
+    with store.steps("versions.write"):
+        visible = store.versions.stage([rows for rows, _ in built])
+    _sync(store, added, visible)
+    for data, files in added:
+        with store.steps(f"changes.commit {data.view.name}"):
+            data.changes.commit(files)
+    newest = {part.data.view.view_id: record for part, (_, record) in zip(parts, built, strict=True)}
+    with store.steps("versions.commit"):
+        store.versions.commit(visible, newest)
+    _clean_up(store, installs, added)
+    return {record.view: record for record in newest.values()}
+
+
+def _prepare(store: Store, entry: ViewInstall) -> _Part:
+    """Checks everything that can be checked before anything is written."""
+    newest = store.newest(entry.view)
+    data = store.data(store.view(entry.view))
+    first, number = newest.version + 1, len(entry.versions)
+    if [row.version for row in entry.versions] != list(range(first, first + number)):
+        raise OrderingViolationError(
+            f"view {entry.view!r} is at version {newest.version}; the next versions must be {first}, "
+            f"{first + 1}, ... without a gap, not {entry.versions[0].version}..{entry.versions[-1].version}"
+        )
+    files, versions, counts = data.adopt_changes(entry.files)
+    table = None
+    if entry.table is not None:
+        table, table_versions, table_counts = data.stored_change(entry.table)
+        versions = np.concatenate([versions, table_versions])
+        counts = np.concatenate([counts, table_counts])
+    changed, grown = tally(versions, counts, first, number, entry.view)
+    sizes = newest.rows + np.cumsum(grown)
+    return _Part(data, entry.versions, tuple(files), table, changed, sizes)
+
+
+def _sync(store: Store, added: Sequence[tuple[ViewData, tuple[DataFile, ...]]], visible: DataFile) -> None:
+    """Forces all rows to the disk before any commit refers to them, in one go."""
+    paths = {store.versions.table.path(visible)}
+    paths |= {data.changes.path(file) for data, files in added for file in files}
+    store.disk.sync([*paths, *{path.parent for path in paths}])
+
+
+def _clean_up(
+    store: Store, installs: Sequence[ViewInstall], added: Sequence[tuple[ViewData, tuple[DataFile, ...]]]
+) -> None:
+    """Ends the claim on staged folders, and deletes what was not taken over from them."""
+    used = {data.changes.path(file) for data, files in added for file in files}
+    for path in (path.resolve() for entry in installs for path in entry.files):
+        store.guarded.discard(path.parent)
+        if path not in used:
+            path.unlink(missing_ok=True)
+
+
+def _tables(rows: pa.Table | pa.RecordBatchReader) -> Iterator[pa.Table]:
+    if isinstance(rows, pa.Table):
+        yield rows
+    else:
+        for batch in rows:
+            yield pa.Table.from_batches([batch])

@@ -1,0 +1,143 @@
+"""A user's SELECT over views: what may be run, and with which views.
+
+Problem: the SQL comes from a client and runs inside the mediator, next to its files and its environment.
+
+Wrong ways: searching the text for forbidden words; trusting a parser alone, for two parsers never agree on
+everything.
+
+Chosen way: two fences. `sqlglot` parses the text, and whatever is not one SELECT over known views is refused
+with its name. What it accepts runs in a DuckDB that cannot reach any file outside of the warehouse, load
+extensions or change settings (see `duck.py`), whatever the text says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+import duckdb
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from algebra.errors import (
+    DataError,
+    LockstepError,
+    NotFoundError,
+    RefusedError,
+    TextPosition,
+    ViewDefinitionError,
+)
+
+_TABLE_FUNCTIONS = frozenset({"generate_series", "range", "unnest", "explode"})
+_FORBIDDEN = re.compile(
+    r"(read|scan|write|parquet|duckdb|pragma|sniff|pg|iceberg|delta|sqlite|postgres|mysql|arrow)_\w+"
+    r"|glob|getenv|query|query_table|current_setting|getvariable|which_secret|load_aws_credentials"
+    r"|nextval|currval|sql_auto_complete|json_execute_serialized_sql|from_substrait|from_substrait_json"
+    r"|seq_scan|index_scan|repeat_row|summary|test_all_types|checkpoint|force_checkpoint",
+    re.IGNORECASE,
+)
+_TEXT_ERRORS = (
+    duckdb.ParserException,
+    duckdb.SyntaxException,
+    duckdb.BinderException,
+    duckdb.CatalogException,
+    duckdb.NotImplementedException,
+)
+_HARMLESS = frozenset({"pg_typeof"})
+
+
+def views_in(sql: str, known: Collection[str]) -> dict[str, str]:
+    """The views that a SELECT reads, as {name in the text, in lower case: view}.
+
+    Raises ViewDefinitionError for bad SQL, RefusedError for anything but one SELECT over views, and
+    NotFoundError for a table that is no view.
+    """
+    tree = _one_select(sql)
+    _check_functions(tree)
+    own = {cte.alias_or_name.casefold() for cte in tree.find_all(exp.CTE)}
+    used: dict[str, str] = {}
+    for table in tree.find_all(exp.Table):
+        if isinstance(table.this, exp.Func):
+            function = _function_name(table.this)
+            if function not in _TABLE_FUNCTIONS:
+                raise RefusedError(f"the function {function} must not be used in a query; name views instead")
+            continue
+        name = table.name
+        if table.db or table.catalog:
+            raise NotFoundError(f"there is no view {table.sql(dialect='duckdb')}; {_listing(known)}")
+        view = _resolve(name, known)
+        if view is not None:
+            if used.setdefault(name.casefold(), view) != view:
+                raise RefusedError(f"view names that differ only in case must not meet in a query: {name!r}")
+        elif name.casefold() not in own:
+            raise NotFoundError(f"there is no view {name!r}; {_listing(known)}")
+    return used
+
+
+def query_error(error: Exception) -> LockstepError:
+    """DuckDB's complaint about a query as one line: about its text, or about the rows it met."""
+    if isinstance(error, duckdb.PermissionException):
+        return RefusedError(one_line(error))
+    if isinstance(error, _TEXT_ERRORS):
+        return ViewDefinitionError(one_line(error))
+    return DataError(one_line(error))
+
+
+def one_line(error: Exception) -> str:
+    """The first line of a message, which says what is wrong; the others point into the text."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _one_select(sql: str) -> exp.Query:
+    try:
+        trees = [tree for tree in sqlglot.parse(sql, read="duckdb") if tree is not None]
+    except SqlglotError as error:
+        raise ViewDefinitionError(*_problem(error)) from None
+    if len(trees) != 1:
+        raise RefusedError(f"a query is one SELECT; this text holds {len(trees)} statements")
+    tree = trees[0]
+    if not isinstance(tree, exp.Query):
+        raise RefusedError(f"a query is one SELECT; {tree.key.upper()} is refused")
+    for forbidden in (exp.Into, exp.DML, exp.DDL, exp.Command):
+        found = next((node for node in tree.find_all(forbidden) if not isinstance(node, exp.Query)), None)
+        if found is not None:
+            raise RefusedError(f"a query is one SELECT; {found.key.upper()} is refused")
+    try:
+        statements = duckdb.extract_statements(sql)
+    except duckdb.Error as error:
+        raise query_error(error) from None
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise RefusedError("a query is one SELECT")
+    return tree
+
+
+def _check_functions(tree: exp.Query) -> None:
+    for function in tree.find_all(exp.Func):
+        name = _function_name(function)
+        if _FORBIDDEN.fullmatch(name) and name not in _HARMLESS:
+            raise RefusedError(f"the function {name} must not be used in a query")
+
+
+def _function_name(function: exp.Func) -> str:
+    name = function.name if isinstance(function, exp.Anonymous) else function.sql_name()
+    return name.casefold()
+
+
+def _resolve(name: str, known: Collection[str]) -> str | None:
+    """The view of that name; DuckDB ignores case, so an exact match only goes first."""
+    if name in known:
+        return name
+    return next((view for view in sorted(known) if view.casefold() == name.casefold()), None)
+
+
+def _listing(known: Collection[str]) -> str:
+    return f"the views are: {', '.join(sorted(known))}" if known else "there are no views yet"
+
+
+def _problem(error: SqlglotError) -> tuple[str, TextPosition | None]:
+    details = getattr(error, "errors", None)
+    if not details:
+        return one_line(error), None
+    first = details[0]
+    return str(first["description"]), TextPosition(int(first["line"]), int(first["col"]))

@@ -1,0 +1,171 @@
+"""What all parts of the warehouse share: its tables, what is visible, and the lock over both."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+
+from algebra.errors import NotFoundError
+from mediator.warehouse.definitions import Definitions, new_view
+from mediator.warehouse.disk import Disk
+from mediator.warehouse.duck import Duck
+from mediator.warehouse.graveyard import Graveyard, delete
+from mediator.warehouse.records import StoredView, VersionRecord
+from mediator.warehouse.scan import ViewSnapshot
+from mediator.warehouse.steps import Steps
+from mediator.warehouse.versions import Versions
+from mediator.warehouse.view_data import ViewData, folder_name
+
+
+class Store:
+    """The warehouse's tables and what is in memory about them.
+
+    `lock` guards all of it and every commit, and is held for milliseconds; rows are read outside of it.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        disk: Disk,
+        grace_seconds: float,
+        clock: Callable[[], datetime],
+        fault: Callable[[str], None] | None,
+    ) -> None:
+        self.root = root
+        self.disk = disk
+        self.clock = clock
+        self.steps = Steps(fault)
+        self.lock = threading.RLock()
+        self.duck = Duck(root)
+        self.graveyard = Graveyard(grace_seconds, time.monotonic)
+        self.versions = Versions(root / "versions", disk, self.duck)
+        self.definitions = Definitions(root / "views", disk, self.duck)
+        self.names: dict[str, StoredView] = {}
+        self.guarded: set[Path] = set()
+        self._data: dict[str, ViewData] = {}
+        self._awaited: dict[str, str] = {}
+
+    @property
+    def data_directory(self) -> Path:
+        return self.root / "data"
+
+    def load(self) -> None:
+        """Reads from disk what is visible.
+
+        Versions come first: what is read after them holds at least the rows of every version that they show.
+        """
+        with self.lock:
+            self.versions.load()
+            self.definitions.load()
+            self._data = {}
+            self.names = {
+                view.name: view
+                for view in self.definitions.views
+                if self.versions.newest(view.view_id) is not None
+            }
+
+    def view(self, name: str) -> StoredView:
+        with self.lock:
+            try:
+                return self.names[name]
+            except KeyError:
+                known = ", ".join(sorted(self.names))
+                listing = f"the views are: {known}" if known else "there are no views yet"
+                raise NotFoundError(f"there is no view {name!r}; {listing}") from None
+
+    def newest(self, name: str) -> VersionRecord:
+        with self.lock:
+            record = self.versions.newest(self.view(name).view_id)
+            assert record is not None, "a visible view has a version"
+            return record
+
+    def data(self, view: StoredView) -> ViewData:
+        """The view's own tables; read from disk at first use."""
+        with self.lock:
+            data = self._data.get(view.view_id)
+            if data is None:
+                data = self.new_data(view)
+                data.load()
+                self._data[view.view_id] = data
+            return data
+
+    def at(self, name: str, version: int | None) -> tuple[ViewSnapshot, int]:
+        """The files that hold the view, and the number of the version: the newest unless given."""
+        with self.lock:
+            newest = self.newest(name).version
+            number = newest if version is None else version
+            if not 0 <= number <= newest:
+                raise missing_version(name, number, newest)
+            return self.data(self.view(name)).snapshot(), number
+
+    def new_data(self, view: StoredView) -> ViewData:
+        """The view's own tables, not read from disk yet."""
+        return ViewData(self.data_directory / folder_name(view.name, view.view_id), view, self.disk)
+
+    def keep(self, data: ViewData) -> None:
+        """From now on the view is as `data` says."""
+        self._data[data.view.view_id] = data
+        self.names[data.view.name] = data.view
+
+    def forget(self, view: StoredView) -> None:
+        """From now on there is no such view."""
+        self.names.pop(view.name, None)
+        self._data.pop(view.view_id, None)
+        self.versions.forget(view.view_id)
+
+    def loaded(self) -> list[ViewData]:
+        """The tables of all visible views."""
+        with self.lock:
+            return [self.data(view) for view in self.names.values()]
+
+    def define(self, views: Sequence[StoredView], dropped: bool) -> None:
+        """Commits one new row per view to the definitions."""
+        with self.steps("views.write"):
+            file = self.definitions.stage(views, dropped, self.clock())
+        with self.steps("views.commit"):
+            self.definitions.commit(file, views, dropped)
+
+    # Staged files: folders that belong to no commit, but to somebody of this process.
+
+    def awaited_id(self, name: str) -> str:
+        """The id that the next view of this name will have."""
+        return self._awaited.setdefault(name, uuid.uuid4().hex[:12])
+
+    def stage_directory(self, name: str) -> Path:
+        with self.lock:
+            view = self.names.get(name) or next((v for v in self.names.values() if v.view_id == name), None)
+            if view is not None:
+                data = self.data(view)
+                directory = data.stage_directory(data.changes.directory)
+            else:
+                data = self.new_data(new_view(name, self.awaited_id(name), {}, pa.schema([])))
+                directory = data.stage_directory(data.state.directory)
+            self.guarded.add(directory)
+            return directory
+
+    def discard(self, directory: Path) -> None:
+        with self.lock:
+            if directory in self.guarded:
+                self.guarded.discard(directory)
+                delete(directory)
+
+    def created(self, name: str, directory: Path) -> None:
+        """A view was made in that folder: nothing in it is staged any more."""
+        self._awaited.pop(name, None)
+        self.release(directory)
+
+    def release(self, directory: Path) -> None:
+        """Guards nothing in that folder any longer."""
+        self.guarded = {path for path in self.guarded if not path.is_relative_to(directory)}
+
+
+def missing_version(view: str, version: int, newest: int) -> NotFoundError:
+    """The error that says which versions exist."""
+    exist = f"the versions 0 to {newest}" if newest else "version 0 only"
+    return NotFoundError(f"view {view!r} has no version {version}; it has {exist}")

@@ -1,0 +1,310 @@
+"""Every write, broken before and after each of its steps: what is visible is the old or the new state.
+
+A first run records the steps of an operation. Then each of them is broken in a copy of the same warehouse:
+by an exception, after which the same process goes on, or is opened anew; and, for installs, by a process
+that ends at once (`os._exit`), as a crash does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from mediator.warehouse import Warehouse, upkeep
+from mediator.warehouse.tests.builders import SCHEMA, Bag, at, change, counted, row
+
+ROOT = Path(__file__).resolve().parents[3]
+BEFORE = {"left": Bag({(1, "a"): 1, (2, "b"): 2}), "right": Bag({(9, None): 1})}
+AFTER = {"left": Bag({(2, "b"): 2, (5, "e"): 1}), "right": Bag({(9, None): 1, (8, "z"): 3})}
+Visible = dict[str, tuple[int, Bag]]
+
+
+class Broken(BaseException):
+    """The fault that a test injects."""
+
+
+@dataclass
+class Fault:
+    """Breaks at the step of that name; without a name it only records."""
+
+    at: str = ""
+    steps: list[str] = field(default_factory=list)
+
+    def __call__(self, step: str) -> None:
+        self.steps.append(step)
+        if step == self.at:
+            self.at = ""
+            raise Broken(step)
+
+
+def prepare(root: Path) -> None:
+    """Two views at version 5, with enough small files for a merge and something to compact."""
+    with Warehouse(root, durable=False, grace_seconds=0.0) as warehouse:
+        warehouse.create_view("left", {}, SCHEMA, counted({(1, "a"): 1}), row(0))
+        warehouse.create_view("right", {}, SCHEMA, counted({}), row(0))
+        for number in range(1, 6):
+            even = number - number % 2
+            left = {(2, "b"): 2} if number == 1 else {(even, "x"): 1 if number == even else -1}
+            right = {(9, None): 1} if number == 5 else {}
+            warehouse.install([change("left", number, left), change("right", number, right)])
+
+
+def install(warehouse: Warehouse) -> None:
+    warehouse.install(
+        [
+            change("left", 6, {(1, "a"): -1, (5, "e"): 1}),
+            change("right", 6, {(8, "z"): 3}),
+        ]
+    )
+
+
+def create(warehouse: Warehouse) -> None:
+    warehouse.create_view("third", {}, SCHEMA, counted({(3, "c"): 3}), row(0))
+
+
+def drop(warehouse: Warehouse) -> None:
+    warehouse.drop_view("left")
+
+
+def compact(warehouse: Warehouse) -> None:
+    warehouse.compact("left")
+
+
+def maintain(warehouse: Warehouse) -> None:
+    warehouse.maintain()
+
+
+def visible(warehouse: Warehouse) -> Visible:
+    return {
+        view.name: (warehouse.newest(view.name).version, at(warehouse, view.name))
+        for view in warehouse.views()
+    }
+
+
+OLD: Visible = {name: (5, state) for name, state in BEFORE.items()}
+NEW: dict[Callable[[Warehouse], None], Visible] = {
+    install: {name: (6, state) for name, state in AFTER.items()},
+    create: {**OLD, "third": (0, Bag({(3, "c"): 3}))},
+    drop: {"right": OLD["right"]},
+    compact: OLD,
+    maintain: OLD,
+}
+
+
+@pytest.fixture(autouse=True)
+def eager_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few files are enough for `maintain` to merge them."""
+    monkeypatch.setattr(upkeep, "_MERGE_FILES", 4)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("prepared") / "warehouse"
+    prepare(root)
+    return root
+
+
+def steps_of(operation: Callable[[Warehouse], None], prepared: Path, scratch: Path) -> list[str]:
+    root = shutil.copytree(prepared, scratch / "recorded")
+    fault = Fault()
+    with Warehouse(root, durable=False, grace_seconds=0.0, fault=fault) as warehouse:
+        fault.steps.clear()
+        operation(warehouse)
+        assert visible(warehouse) == NEW[operation]
+    return list(fault.steps)
+
+
+def moments(steps: list[str]) -> list[str]:
+    """The steps that differ on disk: what is there after a step is what is there before the next one."""
+    return steps[:1] + [step for step in steps if step.startswith("after")]
+
+
+def check_clean(warehouse: Warehouse) -> None:
+    """No file is left that no commit names, and no row that no version shows."""
+    names = {view.name for view in warehouse.views()}
+    folders = {path.name.rsplit("-", 1)[0]: path for path in (warehouse.root / "data").iterdir()}
+    assert set(folders) == names
+    for view in warehouse.views():
+        folder = folders[view.name]
+        assert {path.name for path in folder.iterdir()} == {"changes", f"state-{view.state_version}"}
+        newest = warehouse.newest(view.name).version
+        rows = (
+            DeltaTable(str(folder / "changes")).to_pyarrow_table(columns=["_version"])["_version"].to_pylist()
+        )
+        assert max(rows, default=0) <= newest
+    tables = [warehouse.root / "versions", warehouse.root / "views"]
+    tables += [table for folder in folders.values() for table in folder.iterdir()]
+    for table in tables:
+        named = {path.rsplit("/", 1)[1] for path in DeltaTable(str(table)).file_uris()}
+        assert {path.name for path in table.rglob("*.parquet") if path.parent.name != "_delta_log"} == named
+        assert not list(table.rglob("*.tmp"))
+
+
+def goes_on(warehouse: Warehouse, operation: Callable[[Warehouse], None], found: Visible) -> None:
+    """The same operation, done again where it had not happened, has its whole effect and nothing else."""
+    assert found in (OLD, NEW[operation])
+    if found == OLD:
+        operation(warehouse)
+    assert visible(warehouse) == NEW[operation]
+    if "left" in NEW[operation]:
+        assert at(warehouse, "left", 0) == {(1, "a"): 1}
+        assert at(warehouse, "left", 2) == {(1, "a"): 1, (2, "b"): 2, (2, "x"): 1}
+        assert at(warehouse, "left", 5) == BEFORE["left"]
+
+
+@pytest.mark.parametrize("operation", list(NEW), ids=lambda operation: operation.__name__)
+def test_every_step_broken_and_opened_again(
+    operation: Callable[[Warehouse], None], prepared: Path, tmp_path: Path
+) -> None:
+    steps = steps_of(operation, prepared, tmp_path)
+    assert len(steps) >= 4
+    for number, step in enumerate(moments(steps)):
+        root = shutil.copytree(prepared, tmp_path / f"at-{number}")
+        fault = Fault()
+        with Warehouse(root, durable=False, grace_seconds=0.0, fault=fault) as warehouse:
+            fault.at = step
+            with pytest.raises(Broken):
+                operation(warehouse)
+        with Warehouse(root, read_only=True) as reader:
+            found = visible(reader)
+            assert found in (OLD, NEW[operation]), step
+        with Warehouse(root, durable=False, grace_seconds=0.0) as warehouse:
+            assert visible(warehouse) == found, step
+            check_clean(warehouse)
+            goes_on(warehouse, operation, found)
+        shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("operation", list(NEW), ids=lambda operation: operation.__name__)
+def test_every_step_broken_and_the_process_goes_on(
+    operation: Callable[[Warehouse], None], prepared: Path, tmp_path: Path
+) -> None:
+    for number, step in enumerate(moments(steps_of(operation, prepared, tmp_path))):
+        root = shutil.copytree(prepared, tmp_path / f"at-{number}")
+        fault = Fault()
+        with Warehouse(root, durable=False, grace_seconds=0.0, fault=fault) as warehouse:
+            staged = warehouse.stage_directory("right")
+            (staged / "0.parquet").write_bytes(b"another engine is writing")
+            fault.at = step
+            with pytest.raises(Broken):
+                operation(warehouse)
+            warehouse.recover()
+            assert (staged / "0.parquet").exists(), step
+            goes_on(warehouse, operation, visible(warehouse))
+        with Warehouse(root, durable=False, grace_seconds=0.0) as warehouse:
+            assert visible(warehouse) == NEW[operation], step
+            check_clean(warehouse)
+        shutil.rmtree(root)
+
+
+def test_recovery_itself_may_be_broken(prepared: Path, tmp_path: Path) -> None:
+    damaged = shutil.copytree(prepared, tmp_path / "damaged")
+    for operation, step in ((install, "before versions.commit"), (create, "before versions.write")):
+        fault = Fault()
+        with Warehouse(damaged, durable=False, fault=fault) as warehouse:
+            fault.at = step
+            with pytest.raises(Broken):
+                operation(warehouse)
+        # What the first operation left is recovered when the second one begins; so only the last one is kept.
+        copy = shutil.copytree(damaged, tmp_path / operation.__name__)
+        recorded = Fault()
+        Warehouse(shutil.copytree(copy, tmp_path / "recorded"), durable=False, fault=recorded).close()
+        shutil.rmtree(tmp_path / "recorded")
+        assert len(recorded.steps) >= 4
+        for number, broken in enumerate(moments(recorded.steps)):
+            root = shutil.copytree(copy, tmp_path / f"{operation.__name__}-{number}")
+            with pytest.raises(Broken):
+                Warehouse(root, durable=False, fault=Fault(broken))
+            with Warehouse(root, durable=False, grace_seconds=0.0) as warehouse:
+                assert visible(warehouse) == OLD
+                check_clean(warehouse)
+                goes_on(warehouse, operation, OLD)
+
+
+def test_a_failed_install_is_tried_again_at_once(prepared: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(prepared, tmp_path / "again")
+    fault = Fault()
+    with Warehouse(root, durable=False, fault=fault) as warehouse:
+        for step in ("after changes.commit left", "before versions.commit", "after changes.write right"):
+            fault.at = step
+            with pytest.raises(Broken):
+                install(warehouse)
+            assert visible(warehouse) == OLD
+        install(warehouse)
+        assert visible(warehouse) == NEW[install]
+
+
+def test_upkeep_after_a_failed_install_keeps_nothing_of_it(prepared: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(prepared, tmp_path / "upkeep")
+    fault = Fault()
+    with Warehouse(root, durable=False, grace_seconds=0.0, fault=fault) as warehouse:
+        fault.at = "before versions.commit"
+        with pytest.raises(Broken):
+            install(warehouse)
+        warehouse.maintain()
+        warehouse.compact("left")
+        assert visible(warehouse) == OLD
+        check_clean(warehouse)
+        install(warehouse)
+        assert visible(warehouse) == NEW[install]
+
+
+def test_a_view_is_made_from_staged_files_after_a_failure(tmp_path: Path) -> None:
+    fault = Fault()
+    with Warehouse(tmp_path, durable=False, grace_seconds=0.0, fault=fault) as warehouse:
+        staged = warehouse.stage_directory("v")
+        pq.write_table(counted({(1, "a"): 2}), staged / "0.parquet")
+        for step in ("state.commit", "changes.create", "views.commit", "versions.write"):
+            fault.at = f"after {step}"
+            with pytest.raises(Broken):
+                warehouse.create_view("v", {}, SCHEMA, [staged / "0.parquet"], row(0))
+            assert warehouse.views() == []
+        warehouse.create_view("v", {}, SCHEMA, [staged / "0.parquet"], row(0))
+        assert at(warehouse, "v") == {(1, "a"): 2}
+    with Warehouse(tmp_path, durable=False, grace_seconds=0.0) as warehouse:
+        assert at(warehouse, "v") == {(1, "a"): 2}
+        check_clean(warehouse)
+
+
+_KILLED = """
+import os, sys
+from mediator.warehouse import Warehouse
+from mediator.warehouse.tests.test_faults import install
+for root, step in zip(sys.argv[1::2], sys.argv[2::2]):
+    child = os.fork()
+    if child == 0:
+        armed = []
+        def fault(name):
+            if armed and name == step:
+                os._exit(9)
+        warehouse = Warehouse(root, fault=fault)
+        armed.append(True)
+        install(warehouse)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, step
+"""
+
+
+def test_a_process_killed_at_every_step_of_an_install(prepared: Path, tmp_path: Path) -> None:
+    steps = moments(steps_of(install, prepared, tmp_path))
+    roots = [shutil.copytree(prepared, tmp_path / f"killed-{number}") for number in range(len(steps))]
+    arguments = [str(entry) for pair in zip(roots, steps, strict=True) for entry in pair]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", _KILLED, *arguments], check=True, env=environment, timeout=120)
+    outcomes = []
+    for root in roots:
+        with Warehouse(root, durable=False, grace_seconds=0.0) as warehouse:
+            found = visible(warehouse)
+            outcomes.append(found == NEW[install])
+            check_clean(warehouse)
+            goes_on(warehouse, install, found)
+    assert outcomes == [step == "after versions.commit" for step in steps]
