@@ -1,0 +1,103 @@
+"""`lockstep adapter`: list adapters, check a source against the contract, install or remove capture."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from cli import build, config
+from cli.options import AsJson, ConfigFile, DryRun, SourceName
+from cli.output import console, emit_json, table
+
+app = typer.Typer(no_args_is_help=True, help="List adapters, check sources, install or remove capture.")
+
+Source = Annotated[str, typer.Option("--source", help="The source.")]
+
+
+@app.command("list")
+def list_adapters(as_json: AsJson = False) -> None:
+    """List the installed adapters, and whether what they need is installed too."""
+    from adapters import registry
+    from algebra.errors import LockstepError
+
+    found: list[dict[str, Any]] = []
+    for name, point in registry.available().items():
+        problem = ""
+        try:
+            registry.adapter_class(name)
+        except LockstepError as error:
+            problem = str(error)
+        distribution = point.dist.name if point.dist else ""
+        found.append({"adapter": name, "class": point.value, "package": distribution, "problem": problem})
+    if as_json:
+        emit_json(found)
+    else:
+        rows = [(a["adapter"], a["problem"] or "ready", a["package"], a["class"]) for a in found]
+        console().print(table(("adapter", "state", "package", "class"), rows))
+
+
+@app.command("check")
+def check(file: ConfigFile, source: SourceName = None, as_json: AsJson = False) -> None:
+    """Test sources against the adapter contract; exit code 1 if a check fails."""
+    configuration = config.load(file)
+    names = configuration.chosen(source)
+    build.check_adapters(configuration, names)
+    from adapters.conformance import check_source
+
+    results: dict[str, list[dict[str, Any]]] = {}
+    out = console()
+    for name in names:
+        with closing(build.adapter(configuration, name)) as adapter:
+            checks = check_source(adapter)
+        results[name] = [{"check": c.name, "ok": bool(c.ok), "detail": c.detail} for c in checks]
+        if as_json:
+            continue
+        out.print(Text(f"{name} ({configuration.sources[name].adapter})", style="bold"))
+        for result in results[name]:
+            mark = ("ok  ", "green") if result["ok"] else ("FAIL", "bold red")
+            detail = f"  {_one_line(result['detail'])}" if result["detail"] else ""
+            out.print(Text.assemble("  ", mark, f"  {result['check']}", (detail, "dim")), soft_wrap=True)
+    if as_json:
+        emit_json([{"source": name, "checks": checks} for name, checks in results.items()])
+    if not all(result["ok"] for checks in results.values() for result in checks):
+        raise typer.Exit(1)
+
+
+@app.command("prepare")
+def prepare(file: ConfigFile, source: Source, dry_run: DryRun = False, as_json: AsJson = False) -> None:
+    """Install capture on a source's relations; a wrapper does it by itself when a view needs it."""
+    configuration = config.load(file)
+    with closing(build.adapter(configuration, source)) as adapter:
+        relations = adapter.config.relations or tuple(adapter.catalog().relations)
+        steps = adapter.prepare(relations, dry_run=dry_run)
+    _show("prepare", source, steps, dry_run, as_json)
+
+
+@app.command("remove")
+def remove(file: ConfigFile, source: Source, dry_run: DryRun = False, as_json: AsJson = False) -> None:
+    """Remove every trace of capture from a source."""
+    configuration = config.load(file)
+    with closing(build.adapter(configuration, source)) as adapter:
+        steps = adapter.remove(dry_run=dry_run)
+    _show("remove", source, steps, dry_run, as_json)
+
+
+def _one_line(detail: str) -> str:
+    """The detail's first line, and how many there are; `--json` has them all."""
+    first, *more = detail.splitlines()
+    return f"{first} … and {len(more)} more lines" if more else first
+
+
+def _show(what: str, source: str, steps: list[str], dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        emit_json({"source": source, "action": what, "dry_run": dry_run, "steps": steps})
+        return
+    for step in steps:
+        print(step)
+    if not steps:
+        print(f"{source}: nothing to do")
+    elif not dry_run:
+        print(f"{source}: {'capture is installed' if what == 'prepare' else 'capture is removed'}")

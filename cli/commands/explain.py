@@ -1,0 +1,78 @@
+"""`lockstep explain`: how a view is, or would be, maintained."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from cli import shapes
+from cli.client import DEFAULT_TIMEOUT, MediatorClient
+from cli.options import DEFAULT_ADDRESS, Address, AsJson, Timeout
+from cli.output import console, emit_json
+from protos.lockstep.v1 import mediator_pb2 as pb
+
+_VIEW_NAME = re.compile(r"^\s*[A-Za-z_][A-Za-z0-9_]*\s*$")
+
+
+def explain(
+    what: Annotated[str, typer.Argument(metavar="SQL|VIEW", help="A view's name, or a SELECT.")],
+    allow_cross_join: Annotated[
+        bool, typer.Option("--allow-cross-join", help="Cross joins are wanted; for a SELECT.")
+    ] = False,
+    as_json: AsJson = False,
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+) -> None:
+    """Show a view's local views, assembly query and sweeps, and what an update costs."""
+    if _VIEW_NAME.match(what):
+        request = pb.ExplainRequest(view=what.strip())
+    else:
+        request = pb.ExplainRequest(
+            spec=pb.ViewSpec(name="explained", sql=what, allow_cross_join=allow_cross_join)
+        )
+    with MediatorClient(address, timeout) as mediator:
+        explanation = mediator.call(mediator.stub.Explain, request).explanation
+    if as_json:
+        emit_json(shapes.explanation(explanation))
+    else:
+        show(console(), explanation)
+
+
+def show(out: Console, explanation: pb.Explanation) -> None:
+    """Print an explanation for people."""
+    _heading(out, "local views")
+    for local in explanation.local_views:
+        _line(out, f"  {local.name} at {local.source}", "cyan")
+        _sql(out, local.sql, "    ")
+    _heading(out, "assembly query")
+    _sql(out, explanation.assembly_query, "  ")
+    _heading(out, "sweeps, by the local view that changed")
+    for sweep in explanation.sweeps:
+        _line(out, f"  {sweep.start}", "cyan")
+        for at, hop in enumerate(sweep.hops, start=1):
+            _line(out, f"    {at}. {hop}")
+    _heading(out, "batched sweep")
+    for at, hop in enumerate(explanation.batched_hops, start=1):
+        _line(out, f"  {at}. {hop}")
+    _heading(out, "cost")
+    _line(out, f"  queries per update  {explanation.queries_per_update}")
+    _line(out, f"  queries per batch   at most {explanation.queries_per_batch}, whatever its size")
+    merging = "not needed: no two ways lead to one row" if explanation.consolidation_free else "needed"
+    _line(out, f"  merging of rows     {merging}")
+
+
+def _heading(out: Console, words: str) -> None:
+    _line(out, words, "bold")
+
+
+def _sql(out: Console, sql: str, indent: str) -> None:
+    for line in sql.strip().splitlines():
+        _line(out, indent + line)
+
+
+def _line(out: Console, line: str, style: str = "") -> None:
+    out.print(Text(line, style=style), soft_wrap=True)

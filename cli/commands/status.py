@@ -1,0 +1,85 @@
+"""`lockstep status`: how sources, queues and views are doing."""
+
+from __future__ import annotations
+
+from cli import shapes, text
+from cli.client import DEFAULT_TIMEOUT, MediatorClient
+from cli.options import DEFAULT_ADDRESS, Address, AsJson, Timeout
+from cli.output import console, emit_json, table
+from protos.lockstep.v1 import mediator_pb2 as pb
+
+_SOURCES = (
+    "source", "state", "position", "transactions", "queries", "received", "sent", "capture", "boundaries",
+    "address", "problem",
+)  # fmt: skip
+_VIEWS = (
+    "view", "state", "version", "pending", "transactions", "batches", "queries", "compensations",
+    "rows changed", "lag", "p50", "p99", "problem",
+)  # fmt: skip
+_TEXTS = ("source", "view", "state", "capture", "boundaries", "address", "problem")
+
+
+def status(
+    as_json: AsJson = False, address: Address = DEFAULT_ADDRESS, timeout: Timeout = DEFAULT_TIMEOUT
+) -> None:
+    """Show how the mediator, its sources and its views are doing."""
+    with MediatorClient(address, timeout) as mediator:
+        answer = mediator.call(mediator.stub.GetStatus, pb.GetStatusRequest())
+    if as_json:
+        emit_json(shapes.status(answer))
+        return
+    out = console()
+    out.print(
+        f"mediator {address}: engine {answer.engine}, warehouse {answer.warehouse}, "
+        f"{text.size(answer.memory_bytes)}, since {text.moment(shapes.time(answer.started_at))}",
+        markup=False,
+        soft_wrap=True,
+    )
+    for headings, rows in (
+        (_SOURCES, [_source(source) for source in answer.sources]),
+        (_VIEWS, [_view(view) for view in answer.views]),
+    ):
+        kept = _without_empty(headings, rows)
+        out.print(table(*kept, right=[heading for heading in kept[0] if heading not in _TEXTS]))
+
+
+def _without_empty(
+    headings: tuple[str, ...], rows: list[tuple[str, ...]]
+) -> tuple[list[str], list[list[str]]]:
+    """The table without the column `problem` if there is none."""
+    kept = [at for at, heading in enumerate(headings) if heading != "problem" or any(row[at] for row in rows)]
+    return [headings[at] for at in kept], [[row[at] for at in kept] for row in rows]
+
+
+def _source(source: pb.SourceStatus) -> tuple[str, ...]:
+    return (
+        source.source,
+        source.state,
+        str(source.position.ordinal),
+        text.number(source.transactions),
+        text.number(source.queries),
+        text.size(source.bytes_received),
+        text.size(source.bytes_sent),
+        source.capabilities.capture,
+        source.capabilities.boundaries,
+        source.address,
+        source.problem,
+    )
+
+
+def _view(view: pb.ViewStatus) -> tuple[str, ...]:
+    return (
+        view.view,
+        view.state,
+        str(view.version),
+        text.number(view.pending),
+        text.number(view.transactions),
+        text.number(view.batches),
+        text.number(view.queries),
+        text.number(view.compensations),
+        text.number(view.rows),
+        text.seconds(view.lag_seconds),
+        text.seconds(view.lag_p50_seconds),
+        text.seconds(view.lag_p99_seconds),
+        view.problem,
+    )

@@ -1,0 +1,126 @@
+"""The configuration file as typed sections; every field states its meaning, unit and default."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_HOST_PORT = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})$")
+
+
+class Engine(StrEnum):
+    """Where the mediator joins."""
+
+    SPARK = "spark"
+    DUCKDB = "duckdb"
+    AUTO = "auto"
+
+
+def host_port(value: str) -> str:
+    """The address itself, if it reads `host:port`; the value is not repeated in the error."""
+    match = _HOST_PORT.match(value)
+    if match is None or int(match[2]) > 65535:
+        raise ValueError("expected an address as host:port, for example 127.0.0.1:7001")
+    return value
+
+
+def _name(value: str) -> str:
+    if not _NAME.match(value):
+        raise ValueError("a name starts with a letter and has letters, digits and underscores only")
+    return value
+
+
+def _spark_text(value: Any) -> Any:
+    """Spark settings are text; YAML's numbers and booleans are written as Spark spells them."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
+Address = Annotated[str, AfterValidator(host_port)]
+Name = Annotated[str, AfterValidator(_name)]
+SparkText = Annotated[str, BeforeValidator(_spark_text)]
+
+
+class Section(BaseModel):
+    """A part of the file: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class MediatorSection(Section):
+    """How the mediator runs. Every field has a default, so the section may be absent."""
+
+    listen: Address = "127.0.0.1:7000"
+    """Where clients reach it; port 0 takes any free one."""
+    warehouse: str = "./warehouse"
+    """Folder or URI of the Delta tables; a relative path starts at the file's folder."""
+    engine: Engine = Engine.SPARK
+    """Where joins run."""
+    max_batch: Annotated[int, Field(ge=1)] = 10_000
+    """Transactions that one sweep takes at most."""
+    spark_master: str = "local[*]"
+    """Spark's master URL; for the engines that use Spark."""
+    spark_conf: dict[str, SparkText] = Field(default_factory=dict)
+    """Further Spark settings by their Spark names."""
+    embedded_memory: str = "768MiB"
+    """Memory of the embedded engine's buffers, with unit; larger joins go to disk."""
+    umq_rows: Annotated[int, Field(ge=1)] = 2_000_000
+    """Rows of updates that may wait per source before its wrapper is asked to pause."""
+
+
+class SourceSection(Section):
+    """One source: how its wrapper reads it, where that wrapper listens, or only where it is found."""
+
+    adapter: str | None = None
+    """The adapter's name; absent if the wrapper is configured elsewhere."""
+    url: str | None = None
+    """What the adapter connects to; relative SQLite and DuckDB paths start at the file's folder."""
+    relations: tuple[str, ...] | None = None
+    """What the wrapper shows; absent means all relations."""
+    listen: Address | None = None
+    """Where its wrapper listens; absent means any free port of the loopback interface."""
+    address: Address | None = None
+    """Where the mediator finds the wrapper; absent means at `listen`."""
+    capture: str | None = None
+    """The capture style; absent means the adapter's choice."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The adapter's own settings."""
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> SourceSection:
+        if self.adapter is None and self.address is None:
+            raise ValueError("give `adapter` and `url` to serve the source, or `address` to find its wrapper")
+        if self.adapter is not None and self.url is None:
+            raise ValueError("`url` is missing: what shall the adapter connect to?")
+        if self.adapter is None and self.url is not None:
+            raise ValueError("`adapter` is missing: which adapter reads the url?")
+        return self
+
+
+class ViewSection(Section):
+    """One view that the mediator creates if it is not there yet."""
+
+    sql: str
+    """SELECT over `source.relation` tables."""
+    maintenance: str = "sweep"
+    """The maintenance algorithm."""
+    allow_cross_join: bool = False
+    """Cross joins are wanted."""
+    max_batch: Annotated[int, Field(ge=0)] = 0
+    """Transactions that one sweep takes at most; 0 means the mediator's value."""
+
+
+class Document(Section):
+    """The whole file; any part may be absent."""
+
+    mediator: MediatorSection = MediatorSection()
+    """The mediator."""
+    sources: dict[Name, SourceSection] = Field(default_factory=dict)
+    """The sources, by the name that views use for them."""
+    views: dict[Name, ViewSection] = Field(default_factory=dict)
+    """The views, by name."""

@@ -1,0 +1,46 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.logs import LogLevel
+
+DEFAULT_ADDRESS = "127.0.0.1:7000"
+
+Address = Annotated[
+    str, typer.Option("--address", envvar="LOCKSTEP_ADDRESS", help="Where the mediator listens.")
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout", envvar="LOCKSTEP_TIMEOUT", min=0.1, help="Seconds to wait for the mediator to answer."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ConfigFile = Annotated[Path, typer.Argument(metavar="FILE", help="The configuration file (YAML).")]
+ViewName = Annotated[str, typer.Argument(metavar="NAME", help="The view's name.")]
+SourceName = Annotated[str | None, typer.Option("--source", help="The source; default: all in the file.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the steps, change nothing.")]
+
+
+@dataclass
+class Settings:
+    """What the global options said."""
+
+    debug: bool = False
+    log_level: LogLevel = LogLevel.INFO
+
+    @property
+    def arguments(self) -> list[str]:
+        """The same global options, for a child process."""
+        return ["--log-level", self.log_level.value, *(["--debug"] if self.debug else [])]
+
+
+def settings(context: typer.Context) -> Settings:
+    """The global options of this invocation."""
+    return context.ensure_object(Settings)

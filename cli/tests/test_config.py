@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from algebra.errors import ConfigurationError
+from cli import build, config
+from cli.config_model import Engine, MediatorSection
+
+Write = Callable[[str], Path]
+
+WHOLE = """\
+mediator: {listen: 127.0.0.1:7000, warehouse: ./warehouse, engine: duckdb, spark_conf: {spark.ui: false}}
+sources:
+  shop: {adapter: sqlite, url: sqlite:///shop.db, relations: [orders, lineitem], listen: 127.0.0.1:7001}
+  crm: {adapter: duckdb, url: duckdb:///data/crm.duckdb, listen: 0.0.0.0:7002, options: {poll: 0}}
+  far: {address: far.example:7003}
+views:
+  order_book:
+    sql: SELECT o.id FROM shop.orders o
+    allow_cross_join: true
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    monkeypatch.chdir(tmp_path)
+
+    def written(text: str) -> Path:
+        Path("shop.yaml").write_text(text, encoding="utf-8")
+        return Path("shop.yaml")
+
+    return written
+
+
+def test_the_whole_file(write: Write, tmp_path: Path) -> None:
+    loaded = config.load(write(WHOLE))
+    assert loaded.mediator.engine is Engine.DUCKDB
+    assert loaded.mediator.warehouse == str(tmp_path / "warehouse")
+    assert loaded.mediator.spark_conf == {"spark.ui": "false"}
+    assert loaded.sources["shop"].url == f"sqlite:///{tmp_path}/shop.db"
+    assert loaded.sources["shop"].relations == ("orders", "lineitem")
+    assert loaded.sources["crm"].url == f"duckdb:///{tmp_path}/data/crm.duckdb"
+    assert loaded.sources["crm"].options == {"poll": 0}
+    assert loaded.views["order_book"].maintenance == "sweep"
+    assert loaded.views["order_book"].allow_cross_join is True
+    assert list(loaded.served) == ["shop", "crm"]
+    assert [loaded.address(name) for name in loaded.sources] == [
+        "127.0.0.1:7001",
+        "127.0.0.1:7002",
+        "far.example:7003",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "views:\n", "sources: {}\n"])
+def test_any_part_may_be_absent(write: Write, text: str) -> None:
+    loaded = config.load(write(text))
+    assert (loaded.mediator.listen, loaded.mediator.max_batch) == ("127.0.0.1:7000", 10_000)
+    assert loaded.sources == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("sqlite:////abs/x.db", "sqlite:////abs/x.db"),
+        ("sqlite:///:memory:", "sqlite:///:memory:"),
+        ("sqlite:///x.db?mode=ro", "sqlite:///{folder}/x.db?mode=ro"),
+        ("duckdb:///../x.duckdb", "duckdb:///{folder}/../x.duckdb"),
+        ("postgresql:///shop", "postgresql:///shop"),
+        ("postgresql://me@host/shop", "postgresql://me@host/shop"),
+    ],
+)
+def test_only_database_files_are_relative(write: Write, tmp_path: Path, url: str, expected: str) -> None:
+    loaded = config.load(write(f"sources: {{a: {{adapter: x, url: '{url}'}}}}"))
+    assert loaded.sources["a"].url == expected.format(folder=tmp_path)
+
+
+@pytest.mark.parametrize(("text", "kept"), [("s3://bucket/w", True), ("/srv/w", True), ("w", False)])
+def test_the_warehouse_may_be_elsewhere(write: Write, tmp_path: Path, text: str, kept: bool) -> None:
+    loaded = config.load(write(f"mediator: {{warehouse: '{text}'}}"))
+    assert loaded.mediator.warehouse == (text if kept else str(tmp_path / text))
+
+
+def test_environment_references(write: Write) -> None:
+    text = "sources: {a: {adapter: x, url: 'x://u:${PASSWORD}@h', options: {list: ['${N}', '$${N}', $5]}}}"
+    loaded = config.load(write(text), {"PASSWORD": "a: {b}#'", "N": "7"})
+    assert loaded.sources["a"].url == "x://u:a: {b}#'@h"
+    assert loaded.sources["a"].options == {"list": ["7", "${N}", "$5"]}
+
+
+def test_references_may_stand_for_numbers_and_booleans(write: Write) -> None:
+    text = "mediator: {max_batch: '${N}'}\nviews: {v: {sql: s, allow_cross_join: '${B}'}}"
+    loaded = config.load(write(text), {"N": "5", "B": "false"})
+    assert loaded.mediator.max_batch == 5
+    assert loaded.views["v"].allow_cross_join is False
+
+
+def test_false_and_zero_override() -> None:
+    section = MediatorSection(max_batch=7)
+    assert config.override(section, max_batch=0, listen=None).max_batch == 0
+    assert config.override(section, max_batch=None).max_batch == 7
+
+
+BAD = {
+    "broken YAML": ("sources: {a: [}", "shop.yaml:1:15: "),
+    "tab": ("mediator:\n\tlisten: x", "shop.yaml:2:1: "),
+    "key twice": ("views:\n  a: {sql: x}\n  a: {sql: y}", "shop.yaml:3:3: the key 'a' is given twice"),
+    "object": ("views: !!python/object:os.system {}", "shop.yaml:1:8: could not determine a constructor"),
+    "list at the top": ("- a", "shop.yaml: expected the sections mediator, sources, views"),
+    "unknown section": ("source: {}", "shop.yaml: source: unknown key; did you mean 'sources'?"),
+    "unknown key": (
+        "sources: {shop: {adapter: a, url: b, adress: h:1}}",
+        "shop.yaml: sources.shop.adress: unknown key; did you mean 'address'?",
+    ),
+    "unlike any key": (
+        "mediator: {zzz: 1}",
+        "shop.yaml: mediator.zzz: unknown key; known keys: listen, ",
+    ),
+    "engine": (
+        "mediator: {engine: flink}",
+        "shop.yaml: mediator.engine: input should be 'spark', 'duckdb' or 'auto'",
+    ),
+    "address": ("mediator: {listen: '7000'}", "shop.yaml: mediator.listen: expected an address as host:port"),
+    "port": ("mediator: {listen: 'h:70000'}", "shop.yaml: mediator.listen: expected an address as host:port"),
+    "no url": ("sources: {shop: {adapter: sqlite}}", "shop.yaml: sources.shop: `url` is missing"),
+    "no adapter": (
+        "sources: {shop: {url: 'sqlite:///x', address: 'h:1'}}",
+        "shop.yaml: sources.shop: `adapter`",
+    ),
+    "nothing": ("sources: {shop: {listen: 'h:1'}}", "shop.yaml: sources.shop: give `adapter` and `url`"),
+    "no sql": ("views: {v: {}}", "shop.yaml: views.v.sql: is missing"),
+    "name": ("views: {a-b: {sql: x}}", "shop.yaml: views.a-b: a name starts with a letter"),
+    "batch": ("mediator: {max_batch: 0}", "shop.yaml: mediator.max_batch: input should be greater than"),
+    "undefined": (
+        "sources: {shop: {adapter: a, url: 'x:${NOPE}'}}",
+        "shop.yaml: sources.shop.url: environment variable NOPE is not set",
+    ),
+    "undefined in a list": (
+        "sources: {shop: {adapter: a, url: x, relations: [a, '${NOPE}']}}",
+        "shop.yaml: sources.shop.relations[1]: environment variable NOPE is not set",
+    ),
+    "unclosed": (
+        "mediator: {warehouse: '${HOME'}",
+        "shop.yaml: mediator.warehouse: '${' starts no",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), BAD.values(), ids=BAD.keys())
+def test_a_problem_is_one_line(write: Write, text: str, expected: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        config.load(write(text), {})
+    assert str(caught.value).startswith(expected)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_problem_has_its_line(write: Write) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        config.load(write("mediator: {engine: x, listen: y}\nviews: {v: {}}"))
+    keys = [line.split(": ")[1] for line in str(caught.value).splitlines()]
+    assert sorted(keys) == ["mediator.engine", "mediator.listen", "views.v.sql"]
+
+
+def test_a_secret_is_not_printed(write: Write) -> None:
+    text = "mediator: {listen: '${S}', max_batch: '${S}', engine: '${S}'}\nsources: {a: {adapter: '${S}'}}"
+    with pytest.raises(ConfigurationError) as caught:
+        config.load(write(text), {"S": "hunter2"})
+    assert len(str(caught.value).splitlines()) == 4
+    assert "hunter2" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no such file"):
+        config.load(tmp_path / "none.yaml")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        config.load(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"views: \xff\xfe")
+    with pytest.raises(ConfigurationError, match="it is not UTF-8 text"):
+        config.load(tmp_path / "latin.yaml")
+
+
+def test_an_unknown_adapter_is_named_when_it_is_needed(write: Write) -> None:
+    loaded = config.load(write("sources: {shop: {adapter: oracle, url: x}}"))
+    with pytest.raises(ConfigurationError) as caught:
+        build.check_adapters(loaded, ["shop"])
+    assert str(caught.value).startswith(
+        "shop.yaml: sources.shop.adapter: unknown adapter 'oracle'; installed"
+    )
+
+
+def test_sources_that_cannot_be_served_or_found(write: Write) -> None:
+    loaded = config.load(write("sources: {far: {address: 'h:1'}, free: {adapter: a, url: b}}"))
+    with pytest.raises(ConfigurationError, match="there is no source 'nope'; sources: far, free"):
+        loaded.source("nope")
+    with pytest.raises(ConfigurationError, match=r"sources\.far: has no `adapter`"):
+        loaded.chosen("far")
+    with pytest.raises(ConfigurationError, match=r"sources\.free: give `address`"):
+        loaded.address("free")
+    with pytest.raises(ConfigurationError, match="no source with an `adapter`"):
+        config.load(write("sources: {far: {address: 'h:1'}}")).chosen(None)

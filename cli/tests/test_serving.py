@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import threading
+from cli.serving import serve
+
+class Server:
+    def __init__(self): self.done = threading.Event()
+    def start(self): return "127.0.0.1:4711"
+    def stop(self, grace):
+        print("stopped", flush=True)
+        self.done.set()
+    def wait(self): self.done.wait({wait})
+
+serve(Server(), "wrapper shop", supervised={supervised})
+"""
+
+
+def start(*, supervised: bool = False, wait: str = "") -> subprocess.Popen[str]:
+    program = PROGRAM.format(supervised=supervised, wait=wait)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", program], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
+
+
+def ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "lockstep wrapper shop listening on 127.0.0.1:4711\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_server_gracefully(number: signal.Signals) -> None:
+    with start() as process:
+        ready(process)
+        os.kill(process.pid, number)
+        out, err = process.communicate(timeout=20)
+    assert (out, err, process.returncode) == ("stopped\n", "", 0)
+
+
+def test_a_supervised_server_stops_with_its_supervisor() -> None:
+    with start(supervised=True) as process:
+        ready(process)
+        out, _ = process.communicate(timeout=20)  # closes its stdin
+    assert (out, process.returncode) == ("stopped\n", 0)
+
+
+def test_a_server_that_ends_by_itself_is_an_error() -> None:
+    with start(wait="0.1") as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "the wrapper shop ended by itself" in err

@@ -1,0 +1,28 @@
+"""Fixtures for all tests: one Spark session per run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Tests start Java from a process in which gRPC already runs; gRPC's fork handlers would break the start.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# Spark's Python workers must be this interpreter, whichever test starts the session.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The run's one Spark session; mediators in this process use it too and leave it running."""
+    from mediator.engines.spark import spark_session
+
+    session = spark_session("local[2]", {"spark.sql.shuffle.partitions": "2"})
+    yield session
+    session.stop()

@@ -1,0 +1,80 @@
+"""A client of a running mediator, for tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pyarrow as pa
+
+from algebra.arrow_ipc import from_ipc
+from protos.lockstep.v1 import mediator_pb2 as pb
+from protos.lockstep.v1 import mediator_pb2_grpc
+from protos.server import MESSAGE_OPTIONS
+
+Bag = Counter[tuple[Any, ...]]
+
+
+class Client:
+    """Calls a mediator; waits are bounded by gRPC deadlines."""
+
+    def __init__(self, address: str, timeout: float = 240) -> None:
+        self._channel = grpc.insecure_channel(address, options=list(MESSAGE_OPTIONS))
+        self.stub = mediator_pb2_grpc.MediatorServiceStub(self._channel)
+        self._timeout = timeout
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def create_view(self, name: str, sql: str, **spec: Any) -> pb.View:
+        request = pb.CreateViewRequest(view=pb.ViewSpec(name=name, sql=sql, **spec))
+        events = list(self.stub.CreateView(request, timeout=self._timeout))
+        assert any(event.progress.phase == "load" for event in events)
+        return events[-1].view
+
+    def query(self, sql: str, as_of: int | None = None) -> pa.Table:
+        request = pb.QueryRequest(sql=sql, as_of=as_of)
+        chunks = [from_ipc(r.arrow) for r in self.stub.Query(request, timeout=self._timeout) if r.arrow]
+        return pa.concat_tables(chunks)
+
+    def bag(self, view: str, as_of: int | None = None) -> Bag:
+        """The view at a version, as a bag of rows."""
+        table = self.query(f'SELECT * FROM "{view}"', as_of)
+        return Counter(tuple(row.values()) for row in table.to_pylist())
+
+    def watch(self, view: str, after: int) -> Iterator[tuple[pb.Version, Bag]]:
+        """Every version after the given one, with its change as signed counts."""
+        request = pb.WatchViewRequest(name=view, after=after)
+        for response in self.stub.WatchView(request, timeout=self._timeout):
+            change: Bag = Counter()
+            for row in from_ipc(response.arrow).to_pylist():
+                count = row.pop("_count")
+                change[tuple(row.values())] = count
+            yield response.version, change
+
+    def wait_for_version(self, view: str, version: int) -> None:
+        """Return when the view has reached a version."""
+        newest = self.view(view).version
+        if newest < version:
+            for reached, _ in self.watch(view, newest):
+                if reached.version >= version:
+                    return
+
+    def view(self, name: str) -> pb.View:
+        return self.stub.GetView(pb.GetViewRequest(name=name), timeout=self._timeout).view
+
+    def status(self) -> pb.GetStatusResponse:
+        return self.stub.GetStatus(pb.GetStatusRequest(), timeout=self._timeout)
+
+    def verify(self, name: str) -> pb.VerifyResult:
+        *_, last = self.stub.VerifyView(pb.VerifyViewRequest(name=name), timeout=self._timeout)
+        return last.result
+
+    def refresh(self, name: str) -> pb.RefreshResult:
+        *_, last = self.stub.RefreshView(pb.RefreshViewRequest(name=name), timeout=self._timeout)
+        return last.result
+
+    def history(self, name: str) -> list[pb.Version]:
+        return list(self.stub.GetHistory(pb.GetHistoryRequest(name=name), timeout=self._timeout).versions)

@@ -1,0 +1,1 @@
+"""The benchmark: one TPC-H-shaped workload over three sources, measured through real processes."""
