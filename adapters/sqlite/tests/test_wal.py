@@ -104,7 +104,7 @@ def test_a_big_endian_log_reads_the_same(log: Path) -> None:
 
 
 def test_frames_that_sqlite_left_without_checksums_do_not_hide_what_follows(log: Path) -> None:
-    """SQLite 3.40.1 leaves some so when a spilled transaction is partly rolled back, and chains on from zero."""
+    """SQLite 3.40.1 does so when a spilled transaction is partly rolled back, and chains on from zero."""
     content = wal_of(log).read_bytes()
     for bare in (n for n, frame in enumerate(frames(content)) if frame[4:8] == b"\0\0\0\0"):
         rewritten = [content[:HEADER]]
