@@ -25,7 +25,9 @@ SEQUENCE = "_seq"
 LOW = "_lo"
 HIGH = "_hi"
 VERSION = "_version"
-RESERVED = frozenset({"_count", "_tx", SEQUENCE, LOW, HIGH, VERSION})
+ROW = "_row"
+"""Numbers rows that are to be told apart."""
+RESERVED = frozenset({"_count", "_tx", SEQUENCE, LOW, HIGH, VERSION, ROW})
 """Names that Lockstep adds to rows; no base or view column may bear them."""
 
 

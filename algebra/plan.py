@@ -124,6 +124,18 @@ class SweepPlan:
             waiting.remove(hop.target)
         return tuple(hops)
 
+    def branches(self, start: int) -> tuple[tuple[Hop, ...], ...]:
+        """`order(start)` by the neighbour of the start that a hop lies behind: on a chain, left and right."""
+        branches: list[list[Hop]] = []
+        branch_of: dict[int, list[Hop]] = {}
+        for hop in self.order(start):
+            if hop.origin == start:
+                branches.append([])
+            branch = branches[-1] if hop.origin == start else branch_of[hop.origin]
+            branch.append(hop)
+            branch_of[hop.target] = branch
+        return tuple(tuple(branch) for branch in branches)
+
     def _hop_into(self, target: int, visited: list[int]) -> Hop | None:
         for edge in self.tree:
             if target in (edge.left, edge.right):

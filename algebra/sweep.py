@@ -25,14 +25,14 @@ SWEEP is Lockstep's own, see docs/adr/0003-batched-sweep-on-a-join-tree.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from algebra.assembly import SEQUENCE, VERSION
+from algebra.assembly import ROW, SEQUENCE, VERSION
 from algebra.delta import consolidate
 from algebra.engines.contract import Engine, Relation, Start, ViewChange
 from algebra.local_view import Keys
@@ -174,37 +174,98 @@ def sweep(plan: SweepPlan, deltas: Mapping[int, Relation], engine: Engine, pendi
 
     Reference: SWEEP paper, Figure 4, function ViewChange.
     """
-    change: Relation | None = None
+    changes: list[Relation] = []
     version = 0
-    for node, delta in deltas.items():
-        delta = engine.select(plan.query.nodes[node], delta)
-        if not delta.num_rows:
-            continue
+    for node, delta in _changed(plan, deltas, engine):
         sequence = delta[SEQUENCE][0].as_py()
         version = sequence // plan.width
         view_change = engine.begin(node, delta.drop_columns([SEQUENCE]))
         for hop in plan.order(node):
             if not view_change.num_rows:
                 break
-            target = plan.query.nodes[hop.target]
-            temp_view = view_change
-            keys = None
-            if hop.on:
-                values = engine.partial_keys(temp_view, hop, plan.query)
-                keys = Keys(tuple(values.column_names), values)
-            (answer,) = yield (Query(hop.target, keys),)
-            view_change = engine.join(temp_view, hop, engine.select(target, answer.rows))
-            concurrent = engine.select(target, pending(hop.target, answer.position))
-            concurrent = concurrent.filter(pc.greater(concurrent[SEQUENCE], sequence))
-            if concurrent.num_rows:
-                error_term = engine.join(temp_view, hop, concurrent.drop_columns([SEQUENCE]))
-                view_change = engine.minus(view_change, error_term)
-        if not view_change.num_rows:
-            continue
-        projected = engine.project(plan.query, view_change)
-        change = projected if change is None else pa.concat_tables([change, projected])
-    if change is None:
-        change = pa.schema([*plan.query.schema, pa.field(COUNT, pa.int64())]).empty_table()
-    change = consolidate(change)
+            query = _query(plan, engine, hop, view_change)
+            (answer,) = yield (query,)
+            view_change = _joined(plan, engine, pending, hop, view_change, answer, sequence)
+        if view_change.num_rows:
+            changes.append(engine.project(plan.query, view_change))
+    return _one_version(plan, changes, version)
+
+
+def parallel_sweep(
+    plan: SweepPlan, deltas: Mapping[int, Relation], engine: Engine, pending: Pending
+) -> Sweep:
+    """As `sweep`, with the left and the right sweep side by side, and on a tree all branches of the start.
+
+    The branches know nothing of each other; at the end they meet on the delta row they started from. The
+    sign and count of that row travel with the first of them.
+
+    Reference: SWEEP paper, section 5.3, ΔV = ΔV_left ⋈ ΔV_right.
+    """
+    changes: list[Relation] = []
+    version = 0
+    for node, delta in _changed(plan, deltas, engine):
+        sequence = delta[SEQUENCE][0].as_py()
+        version = sequence // plan.width
+        rows = delta.drop_columns([SEQUENCE])
+        rows = rows.append_column(ROW, pa.array(range(rows.num_rows), pa.int64()))
+        once = rows.set_column(
+            rows.column_names.index(COUNT), COUNT, pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)
+        )
+        branches = [list(hops) for hops in plan.branches(node)]
+        parts = [engine.begin(node, once if i else rows) for i in range(max(len(branches), 1))]
+        while any(branches) and all(part.num_rows for part in parts):
+            hops = {i: branch.pop(0) for i, branch in enumerate(branches) if branch}
+            answers = yield tuple(_query(plan, engine, hop, parts[i]) for i, hop in hops.items())
+            for (i, hop), answer in zip(hops.items(), answers, strict=True):
+                parts[i] = _joined(plan, engine, pending, hop, parts[i], answer, sequence)
+        view_change, *others = parts
+        for part in others:
+            view_change = engine.merge(view_change, part, f"n{node}.{ROW}")
+        if view_change.num_rows:
+            changes.append(engine.project(plan.query, view_change.drop_columns([f"n{node}.{ROW}"])))
+    return _one_version(plan, changes, version)
+
+
+def _changed(
+    plan: SweepPlan, deltas: Mapping[int, Relation], engine: Engine
+) -> Iterator[tuple[int, Relation]]:
+    """The nodes that a transaction changes, with the part of their deltas that the view may show."""
+    for node, delta in deltas.items():
+        delta = engine.select(plan.query.nodes[node], delta)
+        if delta.num_rows:
+            yield node, delta
+
+
+def _query(plan: SweepPlan, engine: Engine, hop: Hop, view_change: Relation) -> Query:
+    """What a partial change wants from the next node."""
+    if not hop.on:
+        return Query(hop.target, None)
+    values = engine.partial_keys(view_change, hop, plan.query)
+    return Query(hop.target, Keys(tuple(values.column_names), values))
+
+
+def _joined(
+    plan: SweepPlan,
+    engine: Engine,
+    pending: Pending,
+    hop: Hop,
+    temp_view: Relation,
+    answer: Answer,
+    sequence: int,
+) -> Relation:
+    """A partial change joined with an answer, without the error term of what was concurrent."""
+    target = plan.query.nodes[hop.target]
+    view_change = engine.join(temp_view, hop, engine.select(target, answer.rows))
+    concurrent = engine.select(target, pending(hop.target, answer.position))
+    concurrent = concurrent.filter(pc.greater(concurrent[SEQUENCE], sequence))
+    if concurrent.num_rows:
+        error_term = engine.join(temp_view, hop, concurrent.drop_columns([SEQUENCE]))
+        view_change = engine.minus(view_change, error_term)
+    return view_change
+
+
+def _one_version(plan: SweepPlan, changes: list[Relation], version: int) -> ViewChange:
+    none = pa.schema([*plan.query.schema, pa.field(COUNT, pa.int64())]).empty_table()
+    change = consolidate(pa.concat_tables([none, *changes]))
     tag = pa.repeat(pa.scalar(version, pa.int64()), change.num_rows)
     return ViewChange(table=change.append_column(VERSION, tag))

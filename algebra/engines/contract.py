@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from algebra.assembly import AssemblyQuery, Node
 from algebra.local_view import Keys
 from algebra.plan import Hop, SweepPlan
+from algebra.schema import COUNT
 
 Relation: TypeAlias = pa.Table
 
@@ -110,6 +112,27 @@ class Engine(ABC):
     @abstractmethod
     def minus(self, left: Relation, right: Relation) -> Relation:
         """The difference of two partial results over the same nodes, in normal form."""
+
+    def merge(self, left: Relation, right: Relation, on: str) -> Relation:
+        """Two partial results that share some nodes, joined on a row number; counts multiply."""
+        added = [c for c in right.column_names if c not in left.column_names or c in (on, COUNT)]
+        pairs = (
+            left.select([on])
+            .append_column("_left", pa.array(range(left.num_rows), pa.int64()))
+            .join(
+                right.select([on]).append_column("_right", pa.array(range(right.num_rows), pa.int64())),
+                keys=on,
+                join_type="inner",
+                use_threads=False,
+            )
+        )
+        one = left.take(pairs["_left"].combine_chunks())
+        other = right.select(added).take(pairs["_right"].combine_chunks())
+        for name in added:
+            if name not in (on, COUNT):
+                one = one.append_column(right.schema.field(name), other[name])
+        count = pc.multiply(one[COUNT], other[COUNT])
+        return one.set_column(one.column_names.index(COUNT), COUNT, count)
 
     @abstractmethod
     def project(self, query: AssemblyQuery, partial: Relation) -> Relation:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from algebra.errors import ConfigurationError
 from mediator.maintenance.contract import Maintenance
-from mediator.maintenance.sweep import BatchedSweep, PublishedSweep
+from mediator.maintenance.ivma import Ivma
+from mediator.maintenance.sweep import BatchedSweep, ParallelSweep, PublishedSweep
 
 ALGORITHMS: Mapping[str, Maintenance] = {
-    algorithm.name: algorithm for algorithm in (BatchedSweep(), PublishedSweep())
+    algorithm.name: algorithm for algorithm in (BatchedSweep(), PublishedSweep(), ParallelSweep(), Ivma())
 }
 DEFAULT = BatchedSweep.name
 
