@@ -5,6 +5,7 @@ Reference: Strobe paper, section 3.1 (scenarios) and section 4.2 (levels).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, IntEnum
 
 
@@ -38,3 +39,12 @@ class Scenario(Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+def by_scenario(single_update: Level, source_local: Level, global_: Level) -> Mapping[Scenario, Level]:
+    """What an algorithm promises in each scenario."""
+    return {
+        Scenario.SINGLE_UPDATE: single_update,
+        Scenario.SOURCE_LOCAL: source_local,
+        Scenario.GLOBAL: global_,
+    }

@@ -1,8 +1,9 @@
-"""Maintenance: takes what is delivered, sweeps, installs, acknowledges, again and again, in one thread.
+"""Maintenance: drives every view's process, commits what they install, acknowledges; all in one thread.
 
-Views advance together: a round takes every view up to the same delivered transaction and makes their
-versions visible by one commit. A view that cannot go on now (its source is away, it is held, it is paused)
-is left behind and does not hold up the others.
+Views whose algorithms take batches advance together: a round takes every such view up to the same delivered
+transaction and makes their versions visible by one commit. A view that cannot go on now (its source is away,
+it is held, it is paused) is left behind and does not hold up the others. The other algorithms settle their
+views each by itself.
 
 Reference: SWEEP paper, Figure 4, process UpdateView.
 """
@@ -10,29 +11,27 @@ Reference: SWEEP paper, Figure 4, process UpdateView.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from algebra.engines.contract import Relation, ViewChange
+from algebra.assembly import VERSION
 from algebra.errors import LockstepError, SourceUnavailableError
 from algebra.position import Position
-from algebra.sweep import Answer, Query
-from mediator.channel import SourceChannel
+from mediator.maintenance.contract import Install, Settle, Take, Update
+from mediator.process import MaintenanceProcess
 from mediator.state import MediatorState
 from mediator.update_queue import DeliveredRun
 from mediator.views import MaintainedView
 from mediator.warehouse.records import VersionRow, ViewInstall
+from protos.convert import now
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 30.0
-"""How long a disconnected source may leave a query unanswered before the sweep is put off."""
+_Action = Callable[[], None]
 
 
 class Maintainer:
@@ -40,155 +39,208 @@ class Maintainer:
 
     def __init__(self, state: MediatorState) -> None:
         self._state = state
+        self._processes: dict[str, MaintenanceProcess] = {}
+        self._round: dict[str, MaintenanceProcess] = {}
+        """Processes that took a batch of the present round. Their views' `installing` is held."""
 
     def run(self) -> None:
-        """Sweep and install until the mediator stops."""
+        """Carry out what is due until the mediator stops."""
         while not self._state.stopped.is_set():
             with self._state.changed:
-                ready = self._ready()
-                if not ready:
-                    self._state.changed.wait(
-                        0.25 if any(len(v.queue) for v in self._state.views.values()) else 1.0
-                    )
-                    ready = self._ready()
-            if ready:
-                self._round(ready)
+                due = self._due()
+                if not due:
+                    busy = any(p.is_asking for p in self._processes.values())
+                    self._state.changed.wait(0.25 if busy else 1.0)
+                    due = self._due()
+            for action in due:
+                action()
+        for process in list(self._processes.values()):
+            self._end(process)
 
-    def _ready(self) -> list[MaintainedView]:
-        """Views that have updates waiting, may install, and whose sources all answer."""
-        return [
-            view
-            for view in self._state.views.values()
-            if len(view.queue)
-            and not view.problem
+    # What is due; with the lock held
+
+    def _due(self) -> list[_Action]:
+        due: list[_Action] = []
+        for name, process in self._processes.items():
+            view = process.view
+            if self._state.views.get(name) is not view or view.problem or process.is_outdated:
+                due.append(partial(self._end, process))
+            elif process.failed is not None:
+                due.append(partial(self._fail, process, process.failed))
+            elif process.is_ready:
+                due.append(partial(self._guarded, process, process.go_on))
+            elif isinstance(process.waits_for, Settle):
+                if not view.installing.locked():
+                    due.append(partial(self._settle, process))
+            elif process.is_overdue:
+                due.append(partial(self._guarded, process, process.give_up))
+        due += [partial(self._start, view) for view in self._state.views.values() if self._may_start(view)]
+        return due or self._round_due()
+
+    def _may_start(self, view: MaintainedView) -> bool:
+        return view.name not in self._processes and self._may_go_on(view)
+
+    def _may_go_on(self, view: MaintainedView) -> bool:
+        """Whether a view may install, and its sources all answer."""
+        return (
+            not view.problem
             and not view.installing.locked()
             and all(self._state.channels[source].connected for source in view.sources)
-        ]
+        )
 
-    def _round(self, ready: Sequence[MaintainedView]) -> None:
-        """Sweep and install one batch for each view, up to the same delivered transaction."""
-        with ExitStack() as held:
-            views = [view for view in ready if _try_hold(view.installing, held)]
-            batches = self._batches(views)
-            installs: list[ViewInstall] = []
-            done: list[tuple[MaintainedView, list[DeliveredRun]]] = []
-            for view, batch in batches:
-                try:
-                    installs.append(self._sweep(view, batch))
-                    done.append((view, batch))
-                except SourceUnavailableError as error:
-                    log.warning("view %s waits: %s", view.name, error)
-                except LockstepError as error:
-                    self._state.pause(view, error)
-                except Exception as error:
-                    log.exception("view %s: unexpected error", view.name)
-                    self._state.pause(view, LockstepError(f"internal error: {error}"))
-            if installs:
-                self._install(installs, done)
+    def _round_due(self) -> list[_Action]:
+        """The next thing to do for views that advance together: commit the round, or begin one."""
+        if self._round:
+            if all(isinstance(p.waits_for, Install) for p in self._round.values()):
+                return [self._install_round]
+            return []
+        ready = [
+            process
+            for process in self._processes.values()
+            if isinstance(process.waits_for, Take)
+            and len(process.view.queue)
+            and self._may_go_on(process.view)
+        ]
+        return [partial(self._begin_round, ready)] if ready else []
+
+    # Processes begin, go on, and end
+
+    def _start(self, view: MaintainedView) -> None:
+        try:
+            process = MaintenanceProcess(self._state, view)
+        except LockstepError as error:
+            self._state.pause(view, error)
+            return
+        self._processes[view.name] = process
+        self._guarded(process, process.start)
+
+    def _guarded(self, process: MaintenanceProcess, work: _Action) -> None:
+        """Run a part of a process; if it fails, the process ends and nothing of it remains."""
+        try:
+            work()
+        except Exception as error:
+            self._fail(process, error)
+
+    def _fail(self, process: MaintenanceProcess, error: BaseException | None) -> None:
+        self._end(process)
+        view = process.view
+        match error:
+            case SourceUnavailableError():
+                log.warning("view %s waits: %s", view.name, error)
+            case LockstepError():
+                self._state.pause(view, error)
+            case _:
+                log.error("view %s: unexpected error", view.name, exc_info=error)
+                self._state.pause(view, LockstepError(f"internal error: {error}"))
+
+    def _end(self, process: MaintenanceProcess) -> None:
+        name = process.view.name
+        if self._processes.get(name) is process:
+            del self._processes[name]
+        if self._round.get(name) is process:
+            del self._round[name]
+            process.view.installing.release()
+        process.close()
         self._state.notify()
 
-    def _batches(self, views: Sequence[MaintainedView]) -> list[tuple[MaintainedView, list[DeliveredRun]]]:
+    # Rounds: one version per transaction, several views by one commit
+
+    def _begin_round(self, ready: Sequence[MaintenanceProcess]) -> None:
+        held = [p for p in ready if not p.is_outdated and p.view.installing.acquire(blocking=False)]
         with self._state.changed:
-            limits = {view.name: view.batch_limit(self._state.config.max_batch) for view in views}
-            horizons = [view.queue.horizon(limits[view.name]) for view in views]
+            limits = {p.view.name: p.view.batch_limit(self._state.config.max_batch) for p in held}
+            horizons = [p.view.queue.horizon(limits[p.view.name]) for p in held]
             horizon = min((h for h in horizons if h is not None), default=0)
-            batches = [(view, view.queue.prefix(horizon, limits[view.name])) for view in views]
-        return [(view, batch) for view, batch in batches if batch]
+            batches = [(p, p.view.queue.prefix(horizon, limits[p.view.name])) for p in held]
+        for process, batch in batches:
+            if not batch:
+                process.view.installing.release()
+                continue
+            self._round[process.view.name] = process
+            process.began_at, process.asking_seconds = time.monotonic(), 0.0
+            self._guarded(process, partial(process.take, batch))
 
-    def _sweep(self, view: MaintainedView, batch: list[DeliveredRun]) -> ViewInstall:
-        directory = self._state.warehouse.stage_directory(view.name)
-
-        def pending(node: int, position: Position) -> Relation:
+    def _install_round(self) -> None:
+        processes = list(self._round.values())
+        installs: list[ViewInstall] = []
+        taken: list[list[Update | DeliveredRun]] = []
+        for process in processes:
+            step = process.waits_for
+            assert isinstance(step, Install)
+            log.debug(
+                "view %s: swept %d transactions in %.3f s, %.3f s of it waiting for sources",
+                process.view.name,
+                sum(len(run) for run in step.batch),
+                time.monotonic() - process.began_at,
+                process.asking_seconds,
+            )
+            if not step.change.files:
+                process.discard_staged()
+            versions = _version_rows(process.view, step.batch)
+            installs.append(ViewInstall(process.view.name, versions, step.change.files, step.change.table))
+            taken.append(list(step.batch))
+        if not self._install(processes, installs, taken):
+            return
+        for process in processes:
             with self._state.changed:
-                found = view.queue.pending(node, view.local_views[node].source, position)
-            view.counters.compensations += bool(found.num_rows)
-            return found
+                process.view.queue.installed(process.view.version)
+            del self._round[process.view.name]
+            process.view.installing.release()
+            self._guarded(process, process.installed)
+        self._state.notify()
 
-        sweep = view.maintenance.view_change(view.plan, batch, self._state.engine, pending, directory)
-        started = time.monotonic()
-        asking = 0.0
+    # Settling: one version for any number of transactions
+
+    def _settle(self, process: MaintenanceProcess) -> None:
+        view, step = process.view, process.waits_for
+        assert isinstance(step, Settle)
+        if not view.installing.acquire(blocking=False):
+            return
         try:
-            queries = next(sweep)
-            while True:
-                asked = time.monotonic()
-                answers = self._ask(view, queries)
-                asking += time.monotonic() - asked
-                queries = sweep.send(answers)
-        except StopIteration as stop:
-            change: ViewChange = stop.value
+            if process.is_outdated:
+                return
+            row = _settled_row(view, step.reflects)
+            tag = pa.repeat(pa.scalar(row.version, pa.int64()), step.change.num_rows)
+            install = ViewInstall(view.name, [row], table=step.change.append_column(VERSION, tag))
+            done = self._install([process], [install], [list(step.reflects)])
         finally:
-            sweep.close()
-        log.debug(
-            "view %s: swept %d transactions in %.3f s, %.3f s of it waiting for sources",
-            view.name,
-            sum(len(run) for run in batch),
-            time.monotonic() - started,
-            asking,
-        )
-        if not change.files:
-            self._state.warehouse.discard(directory)
-        return ViewInstall(view.name, _version_rows(view, batch), change.files, change.table)
-
-    def _ask(self, view: MaintainedView, queries: tuple[Query, ...]) -> tuple[Answer, ...]:
-        """Send queries side by side and wait for all answers."""
-        asked: list[tuple[SourceChannel, Future[Answer]]] = []
-        for query in queries:
-            local = view.local_views[query.node]
-            channel = self._state.channels[local.source]
-            asked.append((channel, channel.ask(local, query.keys)))
-        view.counters.queries += len(queries)
-        try:
-            return tuple(self._await(channel, future) for channel, future in asked)
-        except BaseException:
-            for channel, future in asked:
-                channel.abandon([future])
-            raise
-
-    def _await(self, channel: SourceChannel, future: Future[Answer]) -> Answer:
-        """An answer; a source that is connected may take its time, one that is away may not."""
-        away_since: float | None = None
-        while True:
-            try:
-                return future.result(timeout=0.5)
-            except FutureTimeoutError:
-                if self._state.stopped.is_set():
-                    raise SourceUnavailableError("the mediator is stopping") from None
-                if channel.connected:
-                    away_since = None
-                    continue
-                away_since = away_since or time.monotonic()
-                if time.monotonic() - away_since > ANSWER_SECONDS:
-                    raise SourceUnavailableError(
-                        f"source {channel.source!r} has been away for {ANSWER_SECONDS:.0f} s"
-                    ) from None
+            view.installing.release()
+        if done:
+            with self._state.changed:
+                view.queue.forget(view.vector)
+            self._guarded(process, process.installed)
+        self._state.notify()
 
     def _install(
         self,
+        processes: Sequence[MaintenanceProcess],
         installs: Sequence[ViewInstall],
-        done: Sequence[tuple[MaintainedView, list[DeliveredRun]]],
-    ) -> None:
+        taken: Sequence[Sequence[Update | DeliveredRun]],
+    ) -> bool:
+        """Commit; if that fails, nothing is visible, the updates stay queued and are tried again."""
         started = time.monotonic()
         changed_rows = [_rows_in(install) for install in installs]
         try:
             newest = self._state.warehouse.install(installs)
         except Exception as error:
-            # Nothing of it is visible; the updates stay queued and are tried again.
             log.error("versions not installed: %s", error)
+            for process in processes:
+                self._end(process)
             self._state.stopped.wait(1.0)
-            return
+            return False
         with self._state.changed:
-            for (view, batch), rows in zip(done, changed_rows, strict=True):
+            for process, updates, rows in zip(processes, taken, changed_rows, strict=True):
+                view = process.view
                 record = newest[view.name]
-                view.version = record.version
-                view.vector = dict(record.vector)
-                view.queue.installed(record.version)
+                view.version, view.vector = record.version, dict(record.vector)
                 counters = view.counters
                 counters.batches += 1
-                counters.transactions += sum(len(run) for run in batch)
+                counters.transactions += sum(len(u) if isinstance(u, DeliveredRun) else 1 for u in updates)
                 counters.rows += rows
-                counters.lags.extend((record.committed_at - run.observed_at).total_seconds() for run in batch)
+                counters.lags.extend((record.committed_at - u.observed_at).total_seconds() for u in updates)
         log.debug("installed %d views in %.3f s", len(installs), time.monotonic() - started)
         self._acknowledge()
+        return True
 
     def _acknowledge(self) -> None:
         """Tell each source what is committed for all views, and give it room for more."""
@@ -210,13 +262,6 @@ class Maintainer:
                 self._state.channels[source].acknowledge(position)
 
 
-def _try_hold(lock: threading.Lock, held: ExitStack) -> bool:
-    if lock.acquire(blocking=False):
-        held.callback(lock.release)
-        return True
-    return False
-
-
 def _version_rows(view: MaintainedView, batch: Iterable[DeliveredRun]) -> list[VersionRow]:
     """One row per transaction of the batch, each with the vector it reflects."""
     vector: Mapping[str, Position] = view.vector
@@ -230,6 +275,18 @@ def _version_rows(view: MaintainedView, batch: Iterable[DeliveredRun]) -> list[V
                 )
             )
     return rows
+
+
+def _settled_row(view: MaintainedView, reflects: Sequence[Update]) -> VersionRow:
+    """One row for all of them, named after the last; marked as batched if they are several."""
+    vector = dict(view.vector)
+    for update in reflects:
+        vector[update.source] = max(vector[update.source], update.position)
+    if not reflects:
+        return VersionRow(view.version + 1, "", Position(0), vector, now())
+    last = reflects[-1]
+    batched = len(reflects) > 1 or last.batched
+    return VersionRow(view.version + 1, last.source, last.position, vector, last.observed_at, batched)
 
 
 def _rows_in(install: ViewInstall) -> int:

@@ -261,15 +261,16 @@ class Mediator:
                 deltas = {
                     view.node_of[name]: delta for name, delta in update.deltas.items() if name in view.node_of
                 }
-                if deltas:
-                    view.queue.log_update(
-                        update.source,
-                        update.positions,
-                        update.batched,
-                        deliveries,
-                        update.observed_at,
-                        deltas,
-                    )
+                if deltas and view.queue.log_update(
+                    update.source,
+                    update.positions,
+                    update.batched,
+                    deliveries,
+                    update.observed_at,
+                    deltas,
+                    update.marks,
+                ):
+                    view.delivered()
             self._state.owed[update.source] = self._state.owed.get(update.source, 0) + rows
             self.changed.notify_all()
 

@@ -79,6 +79,7 @@ class Recomputer:
             with self._state.changed:
                 view.version, view.vector = newest.version, dict(newest.vector)
                 view.queue.rebase(version, vector)
+                view.epoch += 1
                 if paused:
                     view.queue.clear(version)
                 view.problem = ""

@@ -9,6 +9,7 @@ Reference: SWEEP paper, Figure 4, UpdateMessageQueue and process LogUpdates.
 from __future__ import annotations
 
 import datetime
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 
 from algebra.assembly import SEQUENCE
 from algebra.engines.contract import Relation
+from algebra.global_transaction import GlobalTransaction
 from algebra.position import Position
 from algebra.schema import COUNT
 
@@ -28,7 +30,8 @@ class DeliveredRun:
     """Consecutive transactions of one source that touch the view.
 
     Transaction i makes version `first_version + i` and has the global delivery number `deliveries[i]`.
-    `tables` maps nodes to deltas (columns, `_count`, `_seq`), ascending by `_seq`.
+    `tables` maps nodes to deltas (columns, `_count`, `_seq`), ascending by `_seq`. `marks[i]` tells of which
+    global transaction it is a part, or None; left out, none of them is.
     """
 
     source: str
@@ -38,6 +41,11 @@ class DeliveredRun:
     deliveries: Sequence[int]
     observed_at: datetime.datetime
     tables: Mapping[int, Relation]
+    marks: Sequence[GlobalTransaction | None] = ()
+
+    def __post_init__(self) -> None:
+        if not self.marks:
+            object.__setattr__(self, "marks", (None,) * len(self.positions))
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -60,6 +68,7 @@ class DeliveredRun:
             batched=self.batched[:count],
             deliveries=self.deliveries[:count],
             tables=head,
+            marks=self.marks[:count],
         )
         rest = replace(
             self,
@@ -68,6 +77,7 @@ class DeliveredRun:
             batched=self.batched[count:],
             deliveries=self.deliveries[count:],
             tables=tail,
+            marks=self.marks[count:],
         )
         return first, rest
 
@@ -98,10 +108,12 @@ class UpdateMessageQueue:
         deliveries: Sequence[int],
         observed_at: datetime.datetime,
         deltas: Mapping[int, tuple[Relation | None, Sequence[int]]],
+        marks: Sequence[GlobalTransaction | None] = (),
     ) -> int:
         """Append the transactions that touch this view; how many they are.
 
-        `deltas` maps nodes to (rows with `_tx`, indexes of the transactions that touch the node).
+        `deltas` maps nodes to (rows with `_tx`, indexes of the transactions that touch the node). `marks`
+        has one entry per transaction, or is left out.
         """
         touched = np.unique(np.asarray([i for _, indexes in deltas.values() for i in indexes], np.int64))
         if not len(touched):
@@ -123,6 +135,7 @@ class UpdateMessageQueue:
                 deliveries=[deliveries[i] for i in touched],
                 observed_at=observed_at,
                 tables=tables,
+                marks=[marks[i] for i in touched] if marks else (),
             )
         )
         self._next_version += len(touched)
@@ -175,6 +188,22 @@ class UpdateMessageQueue:
     def _no_deltas(self, node: int) -> Relation:
         fields = [pa.field(COUNT, pa.int64()), pa.field(SEQUENCE, pa.int64())]
         return pa.schema([*self._schemas[node], *fields]).empty_table()
+
+    @property
+    def runs(self) -> Sequence[DeliveredRun]:
+        """Everything that waits, in delivery order."""
+        return self._runs
+
+    def forget(self, vector: Mapping[str, Position]) -> None:
+        """Forget what a vector reflects, wherever in the queue it is; what remains keeps its numbers."""
+        runs, self._runs = self._runs, deque()
+        for run in runs:
+            reflected = vector[run.source]
+            if run.positions[0] > reflected:
+                self._runs.append(run)
+            elif run.positions[-1] > reflected:
+                count = bisect_right(run.positions, reflected)
+                self._runs.append(run.split(count, self._width)[1])
 
     def rebase(self, installed: int, vector: Mapping[str, Position]) -> None:
         """Forget what a vector reflects already; what remains makes the versions after `installed`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from algebra.schema import Catalog
 from mediator.config import ViewSpecConfig
 from mediator.maintenance import algorithm
 from mediator.maintenance.contract import Maintenance
-from mediator.update_queue import UpdateMessageQueue
+from mediator.update_queue import DeliveredRun, UpdateMessageQueue
 
 RECENT_LAGS = 1000
 
@@ -59,6 +59,10 @@ class MaintainedView:
         self.problem = ""
         self.counters = ViewCounters()
         self.installing = threading.Lock()
+        self.epoch = 0
+        """Counts how often the view was computed anew: a process of an older epoch has the wrong past."""
+        self.on_update: Callable[[DeliveredRun], None] | None = None
+        """Told of each run that is queued, with the mediator's lock held."""
         self.redefine(decomposition)
 
     def redefine(self, decomposition: Decomposition) -> None:
@@ -68,6 +72,7 @@ class MaintainedView:
         self.queue = UpdateMessageQueue(
             self.plan.width, [node.schema for node in self.plan.query.nodes], self.version
         )
+        self.epoch += 1
         self.node_of = {local.name: i for i, local in enumerate(decomposition.local_views)}
 
     @property
@@ -85,6 +90,11 @@ class MaintainedView:
     @property
     def state(self) -> str:
         return "paused" if self.problem else "maintained"
+
+    def delivered(self) -> None:
+        """Tell the view's process what was queued last."""
+        if self.on_update is not None:
+            self.on_update(self.queue.runs[-1])
 
     def batch_limit(self, default: int) -> int:
         """How many transactions one batch of this view may take."""

@@ -6,11 +6,25 @@ from collections.abc import Mapping
 
 from algebra.errors import ConfigurationError
 from mediator.maintenance.contract import Maintenance
+from mediator.maintenance.copies import Copies
 from mediator.maintenance.ivma import Ivma
+from mediator.maintenance.nested_sweep import NestedSweep
+from mediator.maintenance.psweep import Psweep
+from mediator.maintenance.recompute import Recompute
 from mediator.maintenance.sweep import BatchedSweep, ParallelSweep, PublishedSweep
 
 ALGORITHMS: Mapping[str, Maintenance] = {
-    algorithm.name: algorithm for algorithm in (BatchedSweep(), PublishedSweep(), ParallelSweep(), Ivma())
+    algorithm.name: algorithm
+    for algorithm in (
+        BatchedSweep(),
+        PublishedSweep(),
+        ParallelSweep(),
+        NestedSweep(),
+        Psweep(),
+        Recompute(),
+        Copies(),
+        Ivma(),
+    )
 }
 DEFAULT = BatchedSweep.name
 

@@ -126,8 +126,8 @@ Step: TypeAlias = tuple[Query, ...] | Next | Take | Read | Install | Settle
 
 Process: TypeAlias = Generator[Step, Any, None]
 
-Evaluation: TypeAlias = Generator[tuple[AnyQuery, ...], tuple[Answer, ...], Relation]
-"""Part of an algorithm that only asks: it yields tuples of queries and returns a relation."""
+Evaluation: TypeAlias = Generator[tuple[AnyQuery, ...], tuple[Answer, ...], Any]
+"""Part of an algorithm that only asks: it yields tuples of queries and returns what it found."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """SWEEP at the mediator: the sweeps of `algebra/sweep.py` over the updates of the UMQ.
 
 Problem, wrong ways, chosen way, guarantee and cost stand there; here the update message queue becomes a
-sweep's input. `sweep` takes any prefix of the queue at once; `sweep-published` takes one transaction at a time
-with n-1 queries each, exactly as in Figure 4 of the SWEEP paper; `sweep-parallel` does the same with the left
-and the right sweep side by side, as its section 5.3 suggests.
+sweep's input. `sweep` takes any prefix of the queue at once; `sweep-published` takes one transaction at a
+time with n-1 queries each, exactly as in Figure 4 of the SWEEP paper; `sweep-parallel` does the same with the
+left and the right sweep side by side, as its section 5.3 suggests.
 """
 
 from __future__ import annotations
@@ -12,17 +12,13 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from algebra.consistency import Level, Scenario
+from algebra.consistency import Level, by_scenario
 from algebra.engines.contract import Relation
 from algebra.sweep import batched_sweep, parallel_sweep, sweep
 from mediator.maintenance.contract import Install, Maintenance, Process, Take, ViewContext
 from mediator.update_queue import DeliveredRun
 
-_COMPLETE = {
-    Scenario.SINGLE_UPDATE: Level.COMPLETE,
-    Scenario.SOURCE_LOCAL: Level.COMPLETE,
-    Scenario.GLOBAL: Level.WEAK,
-}
+_COMPLETE = by_scenario(Level.COMPLETE, Level.COMPLETE, Level.WEAK)
 
 
 def deltas_of(batch: Sequence[DeliveredRun]) -> dict[int, Relation]:

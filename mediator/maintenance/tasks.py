@@ -12,7 +12,6 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from algebra.engines.contract import Relation
 from algebra.sweep import Answer
 from mediator.maintenance.contract import Answered, AnyQuery, Evaluation, Next, Update
 
@@ -22,7 +21,7 @@ class Finished:
     """An evaluation and its result."""
 
     key: Any
-    result: Relation
+    result: Any
 
 
 @dataclass

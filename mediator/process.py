@@ -1,0 +1,246 @@
+"""A view's maintenance process: its algorithm's generator, and what it waits for.
+
+The algorithm yields steps; the process says when a step can be answered, and answers it. It never blocks:
+queries are sent and their answers come as events, so that one thread serves all views.
+
+For algorithms that receive messages one by one, the inbox holds updates and answers exactly in the order in
+which the channels delivered them. A source's channel delivers both from one thread, so the order of one
+source's messages is the order on its stream.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from algebra.assembly import SEQUENCE
+from algebra.engines.contract import Relation
+from algebra.errors import SourceUnavailableError
+from algebra.keys import among
+from algebra.position import Position
+from algebra.sweep import Answer
+from mediator.channel import SourceChannel
+from mediator.maintenance.contract import (
+    Answered,
+    AnyQuery,
+    Next,
+    Read,
+    SourceQuery,
+    Step,
+    Take,
+    Update,
+    ViewContext,
+)
+from mediator.state import MediatorState
+from mediator.update_queue import DeliveredRun
+from mediator.views import MaintainedView
+
+ANSWER_SECONDS = 30.0
+"""How long a disconnected source may leave a query unanswered before the process is put off."""
+
+
+class MaintenanceProcess:
+    """One run of a view's algorithm, from its last version on. The mediator's lock guards its inbox."""
+
+    def __init__(self, state: MediatorState, view: MaintainedView) -> None:
+        self._state = state
+        self.view = view
+        self.waits_for: Step = Take()
+        self.began_at = self.asking_seconds = 0.0
+        self._epoch = view.epoch
+        self._receives = not view.maintenance.takes_batches
+        self._numbers = itertools.count(1)
+        self._inbox: deque[Update | Answered] = deque()
+        self._asked: list[tuple[SourceChannel, Future[Answer], AnyQuery]] = []
+        self._asked_at = 0.0
+        self._away_since: float | None = None
+        self._staged: list[Path] = []
+        self._generator = view.maintenance.maintain(
+            ViewContext(
+                plan=view.plan,
+                engine=state.engine,
+                sources=[local.source for local in view.local_views],
+                keys=view.decomposition.keys,
+                pending=self._pending,
+                stage=self._stage,
+            )
+        )
+
+    # What the driver asks
+
+    def start(self) -> None:
+        """Run the algorithm up to its first step, with everything that is queued in its inbox."""
+        with self._state.changed:
+            if self._receives:
+                for run in self.view.queue.runs:
+                    self.deliver(run)
+                self.view.on_update = self.deliver
+        self._go_on(None)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the view was refreshed or redefined since: then the process has the wrong past."""
+        return self._epoch != self.view.epoch
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether sources owe it answers."""
+        return bool(self._asked)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the step it waits for can be answered by the process itself. Needs the lock."""
+        match self.waits_for:
+            case tuple():
+                return all(future.done() for _, future, _ in self._asked)
+            case Next():
+                return bool(self._inbox)
+            case Read():
+                return True
+        return False
+
+    def go_on(self) -> None:
+        """Answer the step it waits for, and run the algorithm up to its next one."""
+        match self.waits_for:
+            case tuple():
+                self.asking_seconds += time.monotonic() - self._asked_at
+                asked, self._asked = self._asked, []
+                self._go_on(tuple(future.result() for _, future, _ in asked))
+            case Next():
+                with self._state.changed:
+                    message = self._inbox.popleft()
+                if isinstance(message, Answered):
+                    (index,) = (i for i, (_, _, q) in enumerate(self._asked) if q is message.query)
+                    del self._asked[index]
+                self._go_on(message)
+            case Read(columns, values):
+                self._go_on(self._read(columns, values))
+
+    def take(self, batch: Sequence[DeliveredRun]) -> None:
+        """Answer a `Take`."""
+        self._go_on(batch)
+
+    def installed(self) -> None:
+        """Answer an `Install` or a `Settle`: it is committed."""
+        self._staged.clear()
+        self._go_on(None)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether an answer is owed by a source that has been away for long."""
+        if all(future.done() or channel.connected for channel, future, _ in self._asked):
+            self._away_since = None
+            return False
+        self._away_since = self._away_since or time.monotonic()
+        return time.monotonic() - self._away_since > ANSWER_SECONDS
+
+    def give_up(self) -> None:
+        """End what waits for a source that is away, so that others need not wait for it."""
+        away = next(c for c, future, _ in self._asked if not future.done() and not c.connected)
+        raise SourceUnavailableError(f"source {away.source!r} has been away for {ANSWER_SECONDS:.0f} s")
+
+    def close(self) -> None:
+        """End it; nothing of what it computed is kept, every update is still queued."""
+        with self._state.changed:
+            if self.view.on_update == self.deliver:
+                self.view.on_update = None
+            self._inbox.clear()
+        for channel, future, _ in self._asked:
+            channel.abandon([future])
+        self._asked.clear()
+        self._generator.close()
+        for directory in self._staged:
+            self._state.warehouse.discard(directory)
+        self._staged.clear()
+
+    # What arrives
+
+    def deliver(self, run: DeliveredRun) -> None:
+        """Put each transaction of a run into the inbox. Called with the lock held."""
+        for i, position in enumerate(run.positions):
+            first = (run.first_version + i) * self.view.plan.width
+            deltas = {}
+            for node, table in run.tables.items():
+                rows = table.filter(pc.equal(table[SEQUENCE], first + node)).drop_columns([SEQUENCE])
+                if rows.num_rows:
+                    deltas[node] = rows
+            self._inbox.append(
+                Update(
+                    next(self._numbers),
+                    run.source,
+                    position,
+                    deltas,
+                    run.batched[i],
+                    run.observed_at,
+                )
+            )
+
+    def _answered(self, query: AnyQuery, future: Future[Answer]) -> None:
+        with self._state.changed:
+            wanted = self._receives and any(f is future for _, f, _ in self._asked)
+            if wanted and future.exception() is None:
+                self._inbox.append(Answered(query, future.result()))
+            self._state.changed.notify_all()
+
+    # What the algorithm gets
+
+    def _go_on(self, received: Any) -> None:
+        step = self._generator.send(received)
+        while isinstance(step, tuple) and not step:
+            step = self._generator.send(())
+        self.waits_for = step
+        match step:
+            case tuple():
+                self._asked_at = time.monotonic()
+                self._ask(step)
+            case Next(queries):
+                self._ask(queries)
+
+    def _ask(self, queries: Sequence[AnyQuery]) -> None:
+        self.view.counters.queries += len(queries)
+        for query in queries:
+            if isinstance(query, SourceQuery):
+                channel = self._state.channels[self.view.local_views[0].source]
+                future = channel.evaluate(self.view.whole, self.view.substitutable, query.terms)
+            else:
+                local = self.view.local_views[query.node]
+                channel = self._state.channels[local.source]
+                future = channel.ask(local, query.keys)
+            self._asked.append((channel, future, query))
+            future.add_done_callback(lambda done, query=query: self._answered(query, done))
+
+    def _pending(self, node: int, position: Position) -> Relation:
+        with self._state.changed:
+            found = self.view.queue.pending(node, self.view.local_views[node].source, position)
+        self.view.counters.compensations += bool(found.num_rows)
+        return found
+
+    def _read(self, columns: tuple[str, ...], values: Relation | None) -> Relation:
+        stored = self._state.warehouse.read(self.view.name, self.view.version).read_all()
+        return stored if values is None else among(stored, values.select(list(columns)))
+
+    def _stage(self) -> Path:
+        directory = self._state.warehouse.stage_directory(self.view.name)
+        self._staged.append(directory)
+        return directory
+
+    def discard_staged(self) -> None:
+        """Remove a folder for large results that was not needed."""
+        for directory in self._staged:
+            self._state.warehouse.discard(directory)
+        self._staged.clear()
+
+    @property
+    def failed(self) -> BaseException | None:
+        """The error that a source answered with, if one did."""
+        for _, future, _ in self._asked:
+            if future.done() and (error := future.exception()) is not None:
+                return error
+        return None
