@@ -43,10 +43,14 @@ from algebra.schema import COUNT
 
 @dataclass(frozen=True)
 class Query:
-    """MQ: the rows of a node that match keys; all rows without keys."""
+    """MQ: the rows of a node that match keys; all rows without keys.
+
+    `compensates` marks a query that exists only to correct another one's answer.
+    """
 
     node: int
     keys: Keys | None
+    compensates: bool = False
 
 
 @dataclass(frozen=True)

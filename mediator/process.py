@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from algebra.engines.contract import Relation
 from algebra.errors import SourceUnavailableError
 from algebra.keys import among
 from algebra.position import Position
+from algebra.schema import COUNT
 from algebra.sweep import Answer
 from mediator.channel import SourceChannel
 from mediator.maintenance.contract import (
@@ -35,12 +37,14 @@ from mediator.maintenance.contract import (
     SourceQuery,
     Step,
     Take,
+    Term,
     Update,
     ViewContext,
 )
 from mediator.state import MediatorState
 from mediator.update_queue import DeliveredRun
 from mediator.views import MaintainedView
+from mediator.whole_view import whole_view
 
 ANSWER_SECONDS = 30.0
 """How long a disconnected source may leave a query unanswered before the process is put off."""
@@ -119,6 +123,7 @@ class MaintenanceProcess:
                 if isinstance(message, Answered):
                     (index,) = (i for i, (_, _, q) in enumerate(self._asked) if q is message.query)
                     del self._asked[index]
+                    message = self._projected(message)
                 self._go_on(message)
             case Read(columns, values):
                 self._go_on(self._read(columns, values))
@@ -179,6 +184,7 @@ class MaintenanceProcess:
                     deltas,
                     run.batched[i],
                     run.observed_at,
+                    run.marks[i],
                 )
             )
 
@@ -208,13 +214,30 @@ class MaintenanceProcess:
         for query in queries:
             if isinstance(query, SourceQuery):
                 channel = self._state.channels[self.view.local_views[0].source]
-                future = channel.evaluate(self.view.whole, self.view.substitutable, query.terms)
+                terms = [(term.sign, self._by_occurrence(term)) for term in query.terms]
+                future = channel.evaluate(whole_view(self.view.decomposition), terms)
             else:
                 local = self.view.local_views[query.node]
                 channel = self._state.channels[local.source]
                 future = channel.ask(local, query.keys)
             self._asked.append((channel, future, query))
-            future.add_done_callback(lambda done, query=query: self._answered(query, done))
+            future.add_done_callback(partial(self._answered, query))
+
+    def _by_occurrence(self, term: Term) -> dict[str, Relation]:
+        """A term's rows by the alias of the relation they stand for, with that relation's column names."""
+        given = {}
+        for node, rows in term.substituted.items():
+            local = self.view.local_views[node]
+            names = [c if c == COUNT else local.output(c).source.column for c in rows.column_names]
+            given[local.occurrences[0].alias] = rows.rename_columns(names)
+        return given
+
+    def _projected(self, message: Answered) -> Answered:
+        """The answer to terms as rows of the view: `whole_view` names its columns as partial results do."""
+        if not isinstance(message.query, SourceQuery):
+            return message
+        rows = self._state.engine.project(self.view.plan.query, message.answer.rows)
+        return Answered(message.query, Answer(rows, message.answer.position))
 
     def _pending(self, node: int, position: Position) -> Relation:
         with self._state.changed:

@@ -66,6 +66,11 @@ class SourceQuery:
 
     terms: tuple[Term, ...]
 
+    @property
+    def compensates(self) -> bool:
+        """Whether it also corrects answers to earlier queries."""
+        return any(len(term.substituted) > 1 for term in self.terms)
+
 
 AnyQuery: TypeAlias = Query | SourceQuery
 

@@ -40,7 +40,7 @@ def source_evaluate(view: ViewContext, substituted: Mapping[int, Relation]) -> E
             if not values.num_rows:
                 return no_rows(view)
             keys = Keys(tuple(values.column_names), values)
-        (answer,) = yield (Query(hop.target, keys),)
+        (answer,) = yield (Query(hop.target, keys, compensates=len(given) > 1),)
         partial = engine.join(partial, hop, engine.select(plan.query.nodes[hop.target], answer.rows))
     return engine.project(plan.query, partial) if partial.num_rows else no_rows(view)
 
