@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from algebra.delta import Delta
+from algebra.global_transaction import GlobalTransaction
 from algebra.local_view import Keys, LocalView
 from algebra.position import Position
 from algebra.schema import COUNT, Catalog
@@ -46,7 +47,8 @@ class Capabilities:
 
     `capture`: the capture style in use. `history`: positions can be resumed after the wrapper restarts.
     `total_order`: transactions come in commit order. `before_images`: deletes and updates carry old rows.
-    `needs_write`: capture writes into the source (triggers, log tables).
+    `needs_write`: capture writes into the source (triggers, log tables). `global_transactions`: prepare
+    makes a table (`adapters/global_marks.py`) in which a transaction says of which global one it is a part.
     """
 
     capture: str
@@ -55,6 +57,7 @@ class Capabilities:
     total_order: bool = True
     before_images: bool = True
     needs_write: bool = True
+    global_transactions: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class SourceTransaction:
     position: Position
     deltas: Mapping[str, Delta]
     batched: bool = False
+    part_of: GlobalTransaction | None = None
 
 
 @dataclass(frozen=True)
@@ -85,12 +89,14 @@ class Changes:
     `positions[i]` is the position after transaction i. `tables` holds, for each relation that any of them
     changed, its columns plus `_tx` (int32, the index of the transaction; ascending) and `_count` (int64,
     +1 or -1 or a sum of them; normal form is not required). `batched` holds the indexes of entries that
-    may be several source transactions in one.
+    may be several source transactions in one. `part_of` tells, by index, of which global transaction an
+    entry is a part; such an entry is there even if it changed nothing.
     """
 
     positions: tuple[Position, ...]
     tables: Mapping[str, pa.Table]
     batched: frozenset[int] = frozenset()
+    part_of: Mapping[int, GlobalTransaction] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -105,7 +111,7 @@ class Changes:
                 rows = table.filter(pc.equal(table[TRANSACTION], index)).drop_columns([TRANSACTION])
                 if rows.num_rows:
                     deltas[relation] = Delta(rows)
-            yield SourceTransaction(position, deltas, index in self.batched)
+            yield SourceTransaction(position, deltas, index in self.batched, self.part_of.get(index))
 
     @classmethod
     def of(cls, transactions: Iterable[SourceTransaction]) -> Changes:
@@ -120,6 +126,7 @@ class Changes:
             positions=tuple(t.position for t in run),
             tables={relation: pa.concat_tables(tables) for relation, tables in parts.items()},
             batched=frozenset(i for i, t in enumerate(run) if t.batched),
+            part_of={i: t.part_of for i, t in enumerate(run) if t.part_of is not None},
         )
 
 
@@ -136,8 +143,9 @@ class Snapshot(ABC):
         """Every committed transaction after that position that this snapshot sees, in commit order.
 
         Never a part of a transaction, never one that `fetch` does not show. Covers all relations that
-        were prepared. Raises PositionTrimmedError if that history is gone or the position is not of
-        this source's history (for example after a restore from backup).
+        were prepared, and, with `Capabilities.global_transactions`, every transaction that has a mark, also
+        if it changed none of them: others may wait for it. Raises PositionTrimmedError if that history is
+        gone or the position is not of this source's history (for example after a restore from backup).
         """
 
     @abstractmethod
@@ -178,6 +186,7 @@ class Adapter(ABC):
     def prepare(self, relations: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """Install capture on these relations, idempotently; returns each statement or step, in order.
 
+        With `Capabilities.global_transactions` this includes the marker table, which is no relation.
         With `dry_run` nothing is changed and the steps that would be taken are returned. Relations that
         were prepared before and are not named stay prepared.
         """

@@ -29,6 +29,8 @@ ROW = "_row"
 """Numbers rows that are to be told apart."""
 RESERVED = frozenset({"_count", "_tx", SEQUENCE, LOW, HIGH, VERSION, ROW})
 """Names that Lockstep adds to rows; no base or view column may bear them."""
+KEY_PREFIX = "_key_"
+"""Begins the names of view columns that are stored for maintenance alone; no other view column's may."""
 
 
 def node_column(node: int, column: str) -> exp.Column:

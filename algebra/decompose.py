@@ -4,7 +4,10 @@ Selections and projections go to the sources, join columns are kept, expressions
 at the warehouse. Relations of one source that no equality connects become separate local views of that
 source, because their local join would be a cross product.
 
-Reference: wrapper paper, section 3.3 and Example 4.
+Some algorithms tell rows of a view apart by the keys of the relations they come from. For those the view
+shows every key: in the user's own columns where they are plain key columns, else in hidden ones.
+
+Reference: wrapper paper, section 3.3 and Example 4; Strobe paper, section 5.1 (keys).
 """
 
 from __future__ import annotations
@@ -12,13 +15,14 @@ from __future__ import annotations
 import datetime
 import decimal
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import duckdb
 import pyarrow as pa
 from sqlglot import exp
 
 from algebra.assembly import (
+    KEY_PREFIX,
     RESERVED,
     AssemblyQuery,
     Edge,
@@ -29,10 +33,11 @@ from algebra.assembly import (
 )
 from algebra.errors import ViewDefinitionError
 from algebra.expressions import Call, ColumnRef, Expression, Literal, Operator
+from algebra.keys import ViewKeys
 from algebra.local_view import EquiJoin, LocalView, Occurrence, OutputColumn
 from algebra.schema import Catalog
 from algebra.sql_types import duckdb_type, family
-from algebra.view import DIALECT, BoundView, bind_view
+from algebra.view import DIALECT, BoundView, bind_view, column_of
 
 _Ref = tuple[str, str]
 """(alias, column)"""
@@ -42,26 +47,100 @@ _Ref = tuple[str, str]
 class Decomposition:
     """A view in parts: what each source is asked to show, and how the parts are joined.
 
-    `local_views[i]` is node i of the assembly query.
+    `local_views[i]` is node i of the assembly query. `keys` tells where the view shows each node's key, if
+    that was asked for. `hidden` names the last columns of the view that were added for that.
     """
 
     local_views: tuple[LocalView, ...]
     assembly: AssemblyQuery
+    keys: ViewKeys | None = None
+    hidden: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources of the view, each once."""
+        return tuple(dict.fromkeys(local.source for local in self.local_views))
 
 
 def decompose(
-    name: str, sql: str, catalogs: Mapping[str, Catalog], *, allow_cross_join: bool = False
+    name: str,
+    sql: str,
+    catalogs: Mapping[str, Catalog],
+    *,
+    allow_cross_join: bool = False,
+    keys: bool = False,
+    per_relation: bool = False,
 ) -> Decomposition:
-    """The local views and the assembly query of a view; ViewDefinitionError if it cannot be kept."""
+    """The local views and the assembly query of a view; ViewDefinitionError if it cannot be kept.
+
+    `keys`: the view shows a key of every relation. `per_relation`: every relation is a local view of its own,
+    also where several of one source could be joined there.
+    """
     view = bind_view(sql, catalogs)
-    return _Decomposer(name, view, allow_cross_join).run()
+    hidden: tuple[tuple[str, exp.Expr], ...] = ()
+    if keys:
+        hidden = tuple(_hidden_keys(view))
+        view = replace(view, projection=(*view.projection, *hidden))
+    found = _Decomposer(name, view, allow_cross_join, per_relation).run()
+    if not keys:
+        return found
+    return replace(found, keys=_view_keys(view, found), hidden=tuple(column for column, _ in hidden))
+
+
+def _key_columns(view: BoundView) -> Iterator[_Ref]:
+    """The key columns of every relation occurrence."""
+    for relation in view.relations:
+        if not relation.schema.key:
+            raise ViewDefinitionError(
+                f"relation {relation.source}.{relation.schema.name} has no key, "
+                "and here the view must show a key of every relation"
+            )
+        for column in relation.schema.key:
+            yield relation.alias, column
+
+
+def _plain_columns(view: BoundView) -> dict[_Ref, str]:
+    """Which view column shows a relation's column as it is; the first, if several do."""
+    shown: dict[_Ref, str] = {}
+    for name, expression in view.projection:
+        if isinstance(expression, exp.Column):
+            shown.setdefault((expression.table, expression.name), name)
+    return shown
+
+
+def _hidden_keys(view: BoundView) -> Iterator[tuple[str, exp.Expr]]:
+    """A column with a name of its own for every key column that the view does not show."""
+    shown = _plain_columns(view)
+    taken: set[str] = set()
+    for alias, column in _key_columns(view):
+        if (alias, column) in shown:
+            continue
+        name = f"{KEY_PREFIX}{alias}_{column}"
+        while name.lower() in taken:
+            name += "_"
+        taken.add(name.lower())
+        yield name, column_of(alias, column)
+
+
+def _view_keys(view: BoundView, found: Decomposition) -> ViewKeys:
+    shown = _plain_columns(view)
+    keys = set(_key_columns(view))
+
+    def of_node(local: LocalView) -> Iterator[tuple[str, str]]:
+        for output in local.columns:
+            ref = (output.source.occurrence, output.source.column)
+            if ref in keys:
+                yield output.name, shown[ref]
+
+    return ViewKeys(tuple(tuple(of_node(local)) for local in found.local_views))
 
 
 class _Decomposer:
-    def __init__(self, name: str, view: BoundView, allow_cross_join: bool) -> None:
+    def __init__(self, name: str, view: BoundView, allow_cross_join: bool, per_relation: bool) -> None:
         self.name = name
         self.view = view
         self.allow_cross_join = allow_cross_join
+        self.per_relation = per_relation
         self.equalities: list[tuple[_Ref, _Ref]] = []
         self.predicates: list[tuple[str, Expression]] = []
         self.residuals: list[exp.Expr] = []
@@ -172,6 +251,8 @@ class _Decomposer:
 
     def _components(self) -> list[list[str]]:
         """The aliases of each node: relations of one source connected by equalities, in FROM order."""
+        if self.per_relation:
+            return [[relation.alias] for relation in self.view.relations]
         component = {relation.alias: relation.alias for relation in self.view.relations}
         for (left, _), (right, _) in self.equalities:
             if self.view.relation(left).source == self.view.relation(right).source:

@@ -17,7 +17,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import ParseError, TokenError
 
-from algebra.assembly import RESERVED
+from algebra.assembly import KEY_PREFIX, RESERVED
 from algebra.errors import NotFoundError, TextPosition, ViewDefinitionError
 from algebra.schema import Catalog, RelationSchema
 
@@ -216,7 +216,7 @@ class _Binder:
             raise self._refuse(f"column {identifier.name!r} in USING is unknown or ambiguous", identifier)
         name = _find_column(identifier.name, left[0].schema)
         assert name is not None
-        return exp.EQ(this=_column(left[0].alias, name), expression=_column(joined.alias, right))
+        return exp.EQ(this=column_of(left[0].alias, name), expression=column_of(joined.alias, right))
 
     def _conjuncts(self, condition: exp.Expr) -> list[exp.Expr]:
         return [self._resolve(part) for part in _flatten_and(condition)]
@@ -239,7 +239,7 @@ class _Binder:
         for name, _ in columns:
             if name.lower() in seen:
                 raise ViewDefinitionError(f"column {name!r} appears twice in the view; give one an alias")
-            if name.lower() in RESERVED:
+            if name.lower() in RESERVED or name.lower().startswith(KEY_PREFIX):
                 raise ViewDefinitionError(f"column name {name!r} is reserved; choose an alias")
             seen.add(name.lower())
         return columns
@@ -247,7 +247,7 @@ class _Binder:
     def _star(self, star: exp.Expr, relations: list[BoundRelation]) -> list[tuple[str, exp.Expr]]:
         if any(star.args.get(k) for k in ("except_", "except", "replace", "rename")):
             raise self._refuse("* with EXCLUDE, REPLACE or RENAME is not supported", star)
-        return [(c.name, _column(r.alias, c.name)) for r in relations for c in r.schema.columns]
+        return [(c.name, column_of(r.alias, c.name)) for r in relations for c in r.schema.columns]
 
     def _resolve(self, expression: exp.Expr) -> exp.Expr:
         """The expression with every column resolved, and only allowed constructs in it."""
@@ -300,7 +300,7 @@ class _Binder:
         if found is None:
             where = f"table {parts[0]!r}" if len(parts) == 2 else "any table of this view"
             raise self._refuse(f"unknown column {name!r} in {where}", column)
-        return _column(candidates[0].alias, found)
+        return column_of(candidates[0].alias, found)
 
     def _find_relation(self, alias: str, at: exp.Expr) -> BoundRelation:
         for relation in self.relations:
@@ -328,7 +328,8 @@ class _Binder:
         return TextPosition(line, start - (self.sql.rfind("\n", 0, start) + 1) + 1)
 
 
-def _column(alias: str, name: str) -> exp.Column:
+def column_of(alias: str, name: str) -> exp.Column:
+    """The expression `<alias>.<column>`."""
     return exp.column(exp.to_identifier(name, quoted=True), table=exp.to_identifier(alias, quoted=True))
 
 

@@ -103,6 +103,8 @@ def mediator_server(
                 maintenance=view.maintenance,
                 allow_cross_join=view.allow_cross_join,
                 max_batch=view.max_batch,
+                consistency=view.consistency or "",
+                force=view.force,
             )
             for name, view in configuration.views.items()
         ],

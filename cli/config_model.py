@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from cli.options import Consistency
+
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _HOST_PORT = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})$")
 
@@ -107,8 +109,12 @@ class ViewSection(Section):
 
     sql: str
     """SELECT over `source.relation` tables."""
-    maintenance: str = "sweep"
-    """The maintenance algorithm."""
+    maintenance: str = ""
+    """The maintenance algorithm; absent means the one for `consistency`."""
+    consistency: Consistency | None = None
+    """What the view must be; absent means what the algorithm and the sources give."""
+    force: bool = False
+    """Algorithms that are wrong under concurrency are wanted."""
     allow_cross_join: bool = False
     """Cross joins are wanted."""
     max_batch: Annotated[int, Field(ge=0)] = 0

@@ -15,6 +15,7 @@ from cli.commands import adapters, demo, explain, history, query, servers, statu
 from cli.group import LockstepGroup
 from cli.logs import LogLevel
 from cli.options import settings
+from lab import command as lab
 
 app = typer.Typer(
     name="lockstep",
@@ -61,6 +62,7 @@ app.command("watch")(watch.watch)
 app.command("status")(status.status)
 app.command("explain")(explain.explain)
 app.add_typer(adapters.app, name="adapter")
+app.add_typer(lab.app, name="lab")
 
 
 def main() -> None:

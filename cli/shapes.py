@@ -40,7 +40,11 @@ def view(value: pb.View) -> dict[str, Any]:
     return {
         "name": value.spec.name,
         "sql": value.spec.sql,
-        "maintenance": value.spec.maintenance or "sweep",
+        "maintenance": algorithm(value),
+        "maintenance_named": bool(value.spec.maintenance),
+        "consistency": value.maintenance.consistency or None,
+        "asked_consistency": value.spec.consistency or None,
+        "force": value.spec.force,
         "allow_cross_join": value.spec.allow_cross_join,
         "max_batch": value.spec.max_batch,
         "version": value.version,
@@ -52,6 +56,11 @@ def view(value: pb.View) -> dict[str, Any]:
         "columns": columns(value.arrow_schema),
         "committed_at": _iso(value.committed_at),
     }
+
+
+def algorithm(value: pb.View) -> str | None:
+    """What keeps the view; None if it is not kept now and its declaration does not say."""
+    return value.maintenance.algorithm or value.spec.maintenance or None
 
 
 def columns(arrow: bytes) -> list[dict[str, str]]:
@@ -115,6 +124,7 @@ def _source_status(value: pb.SourceStatus) -> dict[str, Any]:
             "total_order": value.capabilities.total_order,
             "before_images": value.capabilities.before_images,
             "needs_write": value.capabilities.needs_write,
+            "global_transactions": value.capabilities.global_transactions,
         },
     }
 
@@ -140,6 +150,8 @@ def _view_status(value: pb.ViewStatus) -> dict[str, Any]:
 def explanation(value: pb.Explanation) -> dict[str, Any]:
     """How a view is maintained."""
     return {
+        "maintenance": _maintenance(value.maintenance),
+        "hidden_columns": list(value.hidden_columns),
         "local_views": [
             {"name": local.name, "source": local.source, "sql": local.sql} for local in value.local_views
         ],
@@ -149,4 +161,15 @@ def explanation(value: pb.Explanation) -> dict[str, Any]:
         "queries_per_batch": value.queries_per_batch,
         "batched_hops": list(value.batched_hops),
         "consolidation_free": value.consolidation_free,
+    }
+
+
+def _maintenance(value: pb.Maintenance) -> dict[str, Any]:
+    return {
+        "algorithm": value.algorithm,
+        "named": value.named,
+        "consistency": value.consistency,
+        "reasons": list(value.reasons),
+        "message_cost": value.message_cost,
+        "needs": list(value.needs),
     }

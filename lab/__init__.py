@@ -1,1 +1,1 @@
-"""Experiments: the benchmark."""
+"""Experiments: the deterministic lab of maintenance algorithms, and the benchmark."""

@@ -15,7 +15,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -25,6 +25,7 @@ import pyarrow as pa
 from algebra.arrow_ipc import from_ipc, to_ipc
 from algebra.engines.contract import Relation
 from algebra.errors import DataError, LockstepError, OrderingViolationError, SourceUnavailableError
+from algebra.global_transaction import GlobalTransaction
 from algebra.local_view import Keys, LocalView
 from algebra.position import ORIGIN, Position
 from algebra.schema import COUNT, Catalog
@@ -32,6 +33,7 @@ from algebra.sweep import Answer
 from protos.convert import (
     PROTOCOL_VERSION,
     catalog_from_proto,
+    global_transaction_from_proto,
     local_view_to_proto,
     now,
     position_from_proto,
@@ -54,7 +56,7 @@ class SourceUpdate:
     """ΔIS of consecutive transactions of one source, as delivered.
 
     `deltas` maps a local view's name to its rows (columns, `_tx`, `_count`) and to the indexes of the
-    transactions that touch it.
+    transactions that touch it. `marks` tells for each transaction of which global one it is a part, if any.
     """
 
     source: str
@@ -62,6 +64,7 @@ class SourceUpdate:
     batched: tuple[bool, ...]
     observed_at: datetime.datetime
     deltas: dict[str, tuple[Relation | None, tuple[int, ...]]]
+    marks: tuple[GlobalTransaction | None, ...]
 
 
 @dataclass
@@ -76,14 +79,20 @@ class ChannelCounters:
 
 @dataclass
 class _Defined:
+    """A local view, how far it was delivered, and whether the wrapper has begun to report it.
+
+    Until then, what the wrapper sends is not about this definition: neither changes nor progress.
+    """
+
     view: LocalView
     delivered: Position
+    reported: bool = False
 
 
 @dataclass
 class _OpenQuery:
     request: pb.MaintenanceQuery
-    view: LocalView
+    schema: pa.Schema
     future: Future[Answer]
     chunks: list[Relation] = field(default_factory=list)
 
@@ -179,6 +188,7 @@ class SourceChannel:
             raise SourceUnavailableError(
                 f"the wrapper at {self.address} serves source {response.source!r}, not {self.source!r}"
             )
+        self.capabilities = response.capabilities
         return SourceDescription(
             catalog_from_proto(self.source, list(response.relations)), response.capabilities
         )
@@ -203,16 +213,23 @@ class SourceChannel:
 
     # The ordered stream, downwards
 
-    def define(self, view: LocalView, after: Position) -> None:
-        """Have changes of a local view reported, from this position on."""
+    def define(self, views: Sequence[LocalView], after: Position) -> None:
+        """Have changes of local views reported, from this position on, and of all of them at once."""
         with self._lock:
-            self._defined[view.name] = _Defined(view, after)
+            added = [_Defined(view, after) for view in views]
+            self._defined.update({defined.view.name: defined for defined in added})
             if self.connected:
-                self._send_define(view, after)
+                self._send_definitions(added)
 
-    def _send_define(self, view: LocalView, after: Position) -> None:
-        define = pb.DefineLocalView(local_view=local_view_to_proto(view), after=position_to_proto(after))
-        self._send(pb.ExchangeRequest(define=define))
+    def _send_definitions(self, definitions: Sequence[_Defined]) -> None:
+        for number, defined in enumerate(definitions, start=1):
+            defined.reported = False
+            define = pb.DefineLocalView(
+                local_view=local_view_to_proto(defined.view),
+                after=position_to_proto(defined.delivered),
+                more=number < len(definitions),
+            )
+            self._send(pb.ExchangeRequest(define=define))
 
     def drop(self, name: str) -> None:
         """End the reporting of a local view."""
@@ -227,9 +244,35 @@ class SourceChannel:
         if keys is not None:
             request.key_columns.extend(keys.columns)
             request.arrow = to_ipc(keys.values)
+        return self._ask(request, view.arrow)
+
+    def evaluate(
+        self, view: LocalView, terms: Sequence[tuple[int, Mapping[str, Relation]]]
+    ) -> Future[Answer]:
+        """Ask for a sum of terms over a local view, each with rows in place of some occurrences.
+
+        The answer has the local view's columns and `_count`.
+        """
+        request = pb.MaintenanceQuery(
+            query_id=next(self._ids),
+            local_view=view.name,
+            definition=local_view_to_proto(view),
+            terms=[
+                pb.Term(
+                    sign=sign,
+                    substitutions=[
+                        pb.Substitution(occurrence=alias, arrow=to_ipc(rows)) for alias, rows in given.items()
+                    ],
+                )
+                for sign, given in terms
+            ],
+        )
+        return self._ask(request, view.arrow.append(pa.field(COUNT, pa.int64())))
+
+    def _ask(self, request: pb.MaintenanceQuery, schema: pa.Schema) -> Future[Answer]:
         future: Future[Answer] = Future()
         with self._lock:
-            self._queries[request.query_id] = _OpenQuery(request, view, future)
+            self._queries[request.query_id] = _OpenQuery(request, schema, future)
             self.counters.queries += 1
             if self.connected:
                 self._send(pb.ExchangeRequest(query=request))
@@ -339,8 +382,7 @@ class SourceChannel:
             self.capabilities = attached.capabilities
             self.state, self.since, self.problem = "connected", now(), ""
             self._send(pb.ExchangeRequest(credit=pb.Credit(rows=self._credit_rows)))
-            for defined in self._defined.values():
-                self._send_define(defined.view, defined.delivered)
+            self._send_definitions(list(self._defined.values()))
             for open_query in self._queries.values():
                 open_query.chunks.clear()
                 self._send(pb.ExchangeRequest(query=open_query.request))
@@ -363,6 +405,8 @@ class SourceChannel:
         match response.WhichOneof("message"):
             case "attached":
                 self._connected(response.attached, outgoing)
+            case "defined":
+                self._begun(response.defined.local_view)
             case "update":
                 self._deliver(response.update)
             case "result":
@@ -372,6 +416,11 @@ class SourceChannel:
             case "error":
                 self._failed(response.error)
 
+    def _begun(self, local_view: str) -> None:
+        with self._lock:
+            if local_view in self._defined:
+                self._defined[local_view].reported = True
+
     def _progress(self, position: Position) -> None:
         with self._lock:
             if position < self._reported:
@@ -380,7 +429,8 @@ class SourceChannel:
                 )
             self._reported = position
             for defined in self._defined.values():
-                defined.delivered = max(defined.delivered, position)
+                if defined.reported:
+                    defined.delivered = max(defined.delivered, position)
             self._lock.notify_all()
 
     def _deliver(self, update: pb.Update) -> None:
@@ -391,8 +441,8 @@ class SourceChannel:
         with self._lock:
             for delta in update.deltas:
                 defined = self._defined.get(delta.local_view)
-                if defined is None:
-                    continue  # dropped while the update was on its way
+                if defined is None or not defined.reported:
+                    continue  # dropped or defined anew while the update was on its way
                 touched = tuple(delta.touched)
                 if touched and positions[touched[0]] <= defined.delivered:
                     raise OrderingViolationError(
@@ -409,6 +459,7 @@ class SourceChannel:
                 batched=tuple(t.batched for t in update.transactions),
                 observed_at=update.observed_at.ToDatetime(datetime.UTC),
                 deltas=deltas,
+                marks=tuple(global_transaction_from_proto(t.part_of) for t in update.transactions),
             )
         )
         with self._lock:
@@ -439,13 +490,14 @@ class SourceChannel:
                 )
             if result.arrow:
                 rows = from_ipc(result.arrow)
-                if not rows.schema.equals(open_query.view.arrow):
-                    raise DataError(f"an answer for {open_query.view.name!r} does not have its columns")
+                if not rows.schema.equals(open_query.schema):
+                    name = open_query.request.local_view
+                    raise DataError(f"an answer for {name!r} does not have its columns")
                 open_query.chunks.append(rows)
             if not result.last:
                 return
             del self._queries[result.query_id]
-        empty = open_query.view.arrow.empty_table()
+        empty = open_query.schema.empty_table()
         rows = pa.concat_tables(open_query.chunks) if open_query.chunks else empty
         open_query.future.set_result(Answer(rows, position))
 

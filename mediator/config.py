@@ -8,13 +8,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ViewSpecConfig:
-    """A view as declared. `max_batch` 0 means the mediator's default."""
+    """A view as declared. `max_batch` 0 means the mediator's default.
+
+    `maintenance` names the algorithm and `consistency` the level that the view must have; either may be
+    empty. `force` allows algorithms that are wrong under concurrency.
+    """
 
     name: str
     sql: str
-    maintenance: str = "sweep"
+    maintenance: str = ""
     allow_cross_join: bool = False
     max_batch: int = 0
+    consistency: str = ""
+    force: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from algebra.assembly import AssemblyQuery
 from algebra.decompose import Decomposition, readable_sql
 from algebra.plan import Hop, SweepPlan
 from algebra.view import DIALECT
+from mediator.consistency import Promise
 from protos.lockstep.v1 import mediator_pb2 as pb
 
 
-def explanation(decomposition: Decomposition) -> pb.Explanation:
-    """The view's local views, assembly query, sweeps and query counts, as text for people."""
+def explanation(decomposition: Decomposition, promise: Promise) -> pb.Explanation:
+    """The view's algorithm, local views, assembly query, sweeps and query counts, as text for people."""
     plan = SweepPlan.of(decomposition.assembly)
     names = [node.name for node in plan.query.nodes]
     return pb.Explanation(
@@ -32,6 +33,20 @@ def explanation(decomposition: Decomposition) -> pb.Explanation:
             *(f"outward: {_hop(hop, names)}" for hops in plan.outward for hop in hops),
         ],
         consolidation_free=plan.query.consolidation_free,
+        maintenance=maintenance(promise),
+        hidden_columns=decomposition.hidden,
+    )
+
+
+def maintenance(promise: Promise) -> pb.Maintenance:
+    """By what a view is kept, what that promises, and why."""
+    return pb.Maintenance(
+        algorithm=promise.algorithm.name,
+        named=promise.named,
+        consistency=str(promise.level),
+        reasons=promise.reasons,
+        message_cost=promise.algorithm.message_cost,
+        needs=promise.needs,
     )
 
 

@@ -26,6 +26,7 @@ from algebra.position import Position
 from algebra.schema import Catalog
 from mediator.channel import SourceChannel, SourceUpdate
 from mediator.config import MediatorConfig, ViewSpecConfig
+from mediator.consistency import Promise, choose, promise
 from mediator.engines import create_engine
 from mediator.loader import Progress, loaded_extents
 from mediator.maintainer import Maintainer
@@ -36,6 +37,7 @@ from mediator.warehouse.query import views_in
 from mediator.warehouse.records import StoredView, VersionRow
 from mediator.warehouse.warehouse import Warehouse
 from protos.convert import now
+from protos.lockstep.v1.types_pb2 import Capabilities
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +144,7 @@ class Mediator:
     def _attach(self, stored: StoredView) -> None:
         spec = spec_from_json(stored.spec)
         newest = self.warehouse.newest(stored.name)
-        view = MaintainedView(spec, decomposed(spec, self._catalogs(spec)), newest.version, newest.vector)
+        view = MaintainedView(spec, self.explain(spec), newest.version, newest.vector)
         if not view.plan.query.schema.equals(stored.schema):
             raise SchemaChangedError(f"the columns of view {stored.name!r} are no longer what they were")
         self._register(view)
@@ -153,8 +155,7 @@ class Mediator:
         with self.changed:
             self.views[view.name] = view
             self.changed.notify_all()
-        for local in view.local_views:
-            self.channels[local.source].define(local, view.vector[local.source])
+        self._state.follow(view)
 
     def _catalogs(self, spec: ViewSpecConfig) -> dict[str, Catalog]:
         """The catalogs of all sources a view may name; only those it does name must answer."""
@@ -167,7 +168,7 @@ class Mediator:
                 missing[source] = error
         if missing:
             try:
-                decomposed(spec, found)
+                decomposed(spec, found, self._capabilities)
             except ViewDefinitionError:
                 for source, problem in missing.items():
                     if f"{source}." in spec.sql or f'"{source}"' in spec.sql:
@@ -175,8 +176,21 @@ class Mediator:
         return found
 
     def explain(self, spec: ViewSpecConfig) -> Decomposition:
-        """How a view would be kept; raises as `create_view` would."""
-        return decomposed(spec, self._catalogs(spec))
+        """A view in parts, as it would be kept; raises as `create_view` would."""
+        return decomposed(spec, self._catalogs(spec), self._capabilities)
+
+    def promise(self, spec: ViewSpecConfig, decomposition: Decomposition) -> Promise:
+        """By what a view is kept, and the level that follows from what its sources can do now."""
+        return promise(spec, choose(spec, decomposition), decomposition.sources, self._capabilities)
+
+    @property
+    def _capabilities(self) -> dict[str, Capabilities]:
+        """What the capture of each source can do, as far as it has said so."""
+        return {
+            source: channel.capabilities
+            for source, channel in self.channels.items()
+            if channel.capabilities is not None
+        }
 
     def create_view(self, spec: ViewSpecConfig, progress: Progress) -> MaintainedView:
         """Decompose, load and start to keep a view. If anything fails, nothing is left of it."""
@@ -187,9 +201,8 @@ class Mediator:
             self._creating.add(spec.name)
         try:
             progress("plan", "", 0, None)
-            decomposition = decomposed(spec, self._catalogs(spec))
-            sources = dict.fromkeys(local.source for local in decomposition.local_views)
-            for source in sources:
+            decomposition = self.explain(spec)
+            for source in decomposition.sources:
                 self.channels[source].wait_connected(ATTACH_SECONDS)
             with (
                 self._state.acknowledgements_held(),
@@ -203,7 +216,9 @@ class Mediator:
                 version = VersionRow(0, "", Position(0), loaded.vector, now())
                 schema = decomposition.assembly.schema
                 state = change.table if change.table is not None else list(change.files)
-                self.warehouse.create_view(spec.name, spec_to_json(spec), schema, state, version)
+                self.warehouse.create_view(
+                    spec.name, spec_to_json(spec), schema, state, version, decomposition.hidden
+                )
                 view = MaintainedView(spec, decomposition, 0, loaded.vector)
                 self._register(view)
             progress("done", "", 0, None)

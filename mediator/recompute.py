@@ -11,12 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from algebra.assembly import VERSION
 from algebra.decompose import Decomposition
+from algebra.delta import consolidate
 from algebra.engines.contract import Extent, Relation
 from algebra.errors import DataError, SchemaChangedError
 from algebra.position import Position
+from algebra.schema import COUNT
 from mediator.config import ViewSpecConfig
 from mediator.loader import Progress, loaded_extents
 from mediator.state import MediatorState
@@ -30,12 +33,17 @@ CATCH_UP_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Verification:
-    """A view's version compared with its recompute; `differences` has the view's columns and `_count`."""
+    """A view's version compared with its recompute.
+
+    `differences` has the view's columns that readers are shown, and `_count`. `hidden_differences` counts
+    the rows beyond those that differ in hidden columns alone.
+    """
 
     version: int
     vector: Mapping[str, Position]
     rows: int
     differences: Relation
+    hidden_differences: int = 0
 
 
 class Recomputer:
@@ -53,7 +61,11 @@ class Recomputer:
                 stored = self._state.warehouse.read(name, view.version).read_all()
                 differences = self._state.engine.minus(stored, recomputed)
             record = self._state.warehouse.version_record(name, view.version)
-            return Verification(view.version, dict(view.vector), record.rows, differences)
+            shown = differences.drop_columns(list(view.decomposition.hidden))
+            if view.decomposition.hidden:
+                shown = consolidate(shown)
+            hidden = _size(differences) - _size(shown)
+            return Verification(view.version, dict(view.vector), record.rows, shown, hidden)
 
     def refresh(self, view: MaintainedView, progress: Progress) -> tuple[int, int]:
         """Read a view's sources again and install the difference as one version: (version, rows changed)."""
@@ -84,8 +96,7 @@ class Recomputer:
                     view.queue.clear(version)
                 view.problem = ""
             if paused:
-                for local in view.local_views:
-                    self._state.channels[local.source].define(local, vector[local.source])
+                self._state.follow(view)
         progress("done", "", 0, None)
         with self._state.changed:
             self._state.changed.notify_all()
@@ -126,6 +137,11 @@ class Recomputer:
             if change.table is None:
                 raise DataError("the engine returned no table")
             yield change.table, loaded.vector
+
+
+def _size(change: Relation) -> int:
+    """How many rows a change adds and removes."""
+    return int(pc.sum(pc.abs(change[COUNT])).as_py() or 0)
 
 
 def _tagged(change: Relation, version: int) -> Relation:

@@ -15,7 +15,7 @@ from algebra.arrow_ipc import schema_to_ipc, to_ipc
 from algebra.errors import LockstepError
 from algebra.position import Position
 from mediator.config import ViewSpecConfig
-from mediator.explain import explanation
+from mediator.explain import explanation, maintenance
 from mediator.mediator import Mediator
 from mediator.views import MaintainedView, spec_from_json
 from mediator.warehouse.records import VersionRecord
@@ -92,7 +92,7 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
     def GetView(self, request: pb.GetViewRequest, context: grpc.ServicerContext) -> pb.GetViewResponse:
         view = self._view(request.name)
         kept = self._mediator.views.get(request.name)
-        return pb.GetViewResponse(view=view, explanation=explanation(kept.decomposition) if kept else None)
+        return pb.GetViewResponse(view=view, explanation=self._explanation(kept) if kept else None)
 
     @_unary
     def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.GetStatusResponse:
@@ -205,6 +205,7 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
                     vector=_vector(event.vector),
                     rows=event.rows,
                     arrow=to_ipc(event.differences),
+                    hidden_differences=event.hidden_differences,
                 )
                 yield pb.VerifyViewResponse(result=result)
 
@@ -223,11 +224,16 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
             stored = self._mediator.warehouse.view(request.view)
             kept = self._mediator.views.get(request.view)
             if kept is not None:
-                return pb.ExplainResponse(explanation=explanation(kept.decomposition))
+                return pb.ExplainResponse(explanation=self._explanation(kept))
             spec = spec_from_json(stored.spec)
         else:
             spec = _spec_from_proto(request.spec)
-        return pb.ExplainResponse(explanation=explanation(self._mediator.explain(spec)))
+        decomposition = self._mediator.explain(spec)
+        promise = self._mediator.promise(spec, decomposition)
+        return pb.ExplainResponse(explanation=explanation(decomposition, promise))
+
+    def _explanation(self, view: MaintainedView) -> pb.Explanation:
+        return explanation(view.decomposition, self._mediator.promise(view.spec, view.decomposition))
 
     def _view(self, name: str) -> pb.View:
         warehouse = self._mediator.warehouse
@@ -238,12 +244,16 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
             version=newest.version,
             rows=newest.rows,
             vector=_vector(newest.vector),
-            arrow_schema=schema_to_ipc(stored.schema),
+            arrow_schema=schema_to_ipc(stored.visible_schema),
             state="paused" if problem else "maintained",
             problem=problem,
             sources=sorted(newest.vector),
         )
         view.committed_at.FromDatetime(newest.committed_at)
+        kept = self._mediator.views.get(name)
+        if kept is not None:
+            promise = self._mediator.promise(kept.spec, kept.decomposition)
+            view.maintenance.CopyFrom(maintenance(promise))
         return view
 
 
@@ -274,9 +284,11 @@ def _spec_from_proto(spec: pb.ViewSpec) -> ViewSpecConfig:
     return ViewSpecConfig(
         name=spec.name,
         sql=spec.sql,
-        maintenance=spec.maintenance or "sweep",
+        maintenance=spec.maintenance,
         allow_cross_join=spec.allow_cross_join,
         max_batch=spec.max_batch,
+        consistency=spec.consistency,
+        force=spec.force,
     )
 
 
@@ -287,6 +299,8 @@ def _spec_to_proto(spec: ViewSpecConfig) -> pb.ViewSpec:
         maintenance=spec.maintenance,
         allow_cross_join=spec.allow_cross_join,
         max_batch=spec.max_batch,
+        consistency=spec.consistency,
+        force=spec.force,
     )
 
 

@@ -44,6 +44,12 @@ class MediatorState:
         with self.changed:
             self.changed.notify_all()
 
+    def follow(self, view: MaintainedView) -> None:
+        """Have the changes of a view's local views reported, from its vector on."""
+        for source in view.sources:
+            local_views = [local for local in view.local_views if local.source == source]
+            self.channels[source].define(local_views, view.vector[source])
+
     def pause(self, view: MaintainedView, error: LockstepError) -> None:
         """Stop keeping a view until it is refreshed; what it holds stays readable."""
         with self.changed:

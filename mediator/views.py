@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from algebra.decompose import Decomposition, decompose
@@ -14,9 +15,10 @@ from algebra.plan import SweepPlan
 from algebra.position import Position
 from algebra.schema import Catalog
 from mediator.config import ViewSpecConfig
-from mediator.maintenance import algorithm
+from mediator.consistency import admit, choose
 from mediator.maintenance.contract import Maintenance
 from mediator.update_queue import DeliveredRun, UpdateMessageQueue
+from protos.lockstep.v1.types_pb2 import Capabilities
 
 RECENT_LAGS = 1000
 
@@ -53,7 +55,6 @@ class MaintainedView:
         vector: Mapping[str, Position],
     ) -> None:
         self.spec = spec
-        self.maintenance: Maintenance = algorithm(spec.maintenance)
         self.version = version
         self.vector = dict(vector)
         self.problem = ""
@@ -68,6 +69,7 @@ class MaintainedView:
     def redefine(self, decomposition: Decomposition) -> None:
         """Take a decomposition, with an empty queue: at first, and when the sources' schemas have changed."""
         self.decomposition = decomposition
+        self.maintenance: Maintenance = choose(self.spec, decomposition)
         self.plan = SweepPlan.of(decomposition.assembly)
         self.queue = UpdateMessageQueue(
             self.plan.width, [node.schema for node in self.plan.query.nodes], self.version
@@ -102,10 +104,17 @@ class MaintainedView:
         return min(limit, self.maintenance.max_batch or limit)
 
 
-def decomposed(spec: ViewSpecConfig, catalogs: Mapping[str, Catalog]) -> Decomposition:
-    """The view in parts; raises if it cannot be kept as declared."""
-    algorithm(spec.maintenance)
-    return decompose(spec.name, spec.sql, catalogs, allow_cross_join=spec.allow_cross_join)
+def decomposed(
+    spec: ViewSpecConfig, catalogs: Mapping[str, Catalog], capabilities: Mapping[str, Capabilities]
+) -> Decomposition:
+    """The view in the parts that its algorithm works on; raises if it cannot be kept as declared."""
+    in_parts = partial(decompose, spec.name, spec.sql, catalogs, allow_cross_join=spec.allow_cross_join)
+    decomposition = in_parts()
+    maintenance = choose(spec, decomposition)
+    admit(spec, maintenance, decomposition, catalogs, capabilities)
+    if maintenance.needs_keys or maintenance.single_source:
+        return in_parts(keys=maintenance.needs_keys, per_relation=maintenance.single_source)
+    return decomposition
 
 
 def spec_to_json(spec: ViewSpecConfig) -> dict[str, Any]:

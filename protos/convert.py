@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 
 import pyarrow as pa
 
 from algebra.arrow_ipc import from_ipc, schema_to_ipc, to_ipc
 from algebra.errors import RefusedError
 from algebra.expressions import Call, ColumnRef, Expression, Literal, Operator
+from algebra.global_transaction import GlobalTransaction
 from algebra.local_view import EquiJoin, LocalView, Occurrence, OutputColumn
 from algebra.position import Position
 from algebra.schema import Catalog, Column, RelationSchema
@@ -27,6 +29,16 @@ def position_to_proto(position: Position) -> pb.Position:
 
 def position_from_proto(message: pb.Position) -> Position:
     return Position(message.ordinal, message.token)
+
+
+def global_transaction_to_proto(mark: GlobalTransaction | None) -> list[pb.GlobalTransaction]:
+    """All global transactions of a part; none if it is a part of none."""
+    found = mark.all if mark is not None else ()
+    return [pb.GlobalTransaction(id=one.id, participants=sorted(one.participants)) for one in found]
+
+
+def global_transaction_from_proto(messages: Iterable[pb.GlobalTransaction]) -> GlobalTransaction | None:
+    return GlobalTransaction.joined(GlobalTransaction(m.id, frozenset(m.participants)) for m in messages)
 
 
 def _ref_to_proto(ref: ColumnRef) -> pb.ColumnRef:

@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from protos.lockstep.v1 import wrapper_pb2
@@ -40,6 +40,11 @@ class WrapperMessageQueue(Generic[Message]):
             taken = list(self._messages)
             self._messages.clear()
         return taken
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """Messages that were taken and not handled come first again."""
+        with self._lock:
+            self._messages.extendleft(reversed(messages))
 
     def __len__(self) -> int:
         return len(self._messages)

@@ -20,7 +20,7 @@ from adapters.spi import TRANSACTION, Changes
 from algebra.arrow_ipc import to_ipc
 from algebra.errors import OrderingViolationError
 from algebra.position import ORIGIN, Position
-from protos.convert import position_to_proto
+from protos.convert import global_transaction_to_proto, position_to_proto
 from protos.lockstep.v1 import wrapper_pb2 as pb
 from wrapper.message_queue import OrderMessageQueue
 from wrapper.update_processor import DeltaIS
@@ -50,7 +50,7 @@ class OrderAssignment:
     ) -> int:
         """Send the ΔIS of a run, as one message; how many rows it has.
 
-        Transactions that touch no local view are left out, but count as reported.
+        Transactions that touch no local view and have no mark are left out, but count as reported.
         """
         touched = sorted({index for delta in deltas.values() for index in delta.touched})
         rows = 0
@@ -58,7 +58,9 @@ class OrderAssignment:
             message = pb.Update(
                 transactions=[
                     pb.SourceTransaction(
-                        position=position_to_proto(changes.positions[i]), batched=i in changes.batched
+                        position=position_to_proto(changes.positions[i]),
+                        batched=i in changes.batched,
+                        part_of=global_transaction_to_proto(changes.part_of.get(i)),
                     )
                     for i in touched
                 ]

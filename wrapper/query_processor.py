@@ -22,7 +22,6 @@ from datetime import datetime
 import pyarrow as pa
 
 from adapters.spi import Adapter, Changes, Snapshot
-from algebra.assembly import RESERVED
 from algebra.engines.embedded import EmbeddedEngine
 from algebra.errors import (
     LockstepError,
@@ -30,14 +29,16 @@ from algebra.errors import (
     ResyncRequiredError,
     SourceUnavailableError,
 )
-from algebra.expressions import ColumnRef, column_refs
+from algebra.expressions import ColumnRef
 from algebra.local_view import Keys, LocalView
 from algebra.schema import Catalog
 from protos.convert import local_view_from_proto, now, position_from_proto
 from protos.lockstep.v1 import wrapper_pb2 as pb
+from wrapper.allow_list import allowed_view
 from wrapper.localized_processor import LocalizedQuery, keys_of, localize, with_types
 from wrapper.message_queue import OrderMessageQueue, WrapperMessageQueue
 from wrapper.order_assignment import OrderAssignment
+from wrapper.term_processor import TermProcessor
 from wrapper.update_processor import ReportedView, UpdateProcessor
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,10 @@ RETRY_SECONDS = 0.5
 
 @dataclass
 class Session:
-    """One attached mediator: its local views, its unanswered queries, and its credit in rows."""
+    """One attached mediator: its local views, its unanswered queries, and its credit in rows.
+
+    `defining`: more local views are on their way, and nothing is reported or answered before they are there.
+    """
 
     mediator: str
     queue: OrderMessageQueue
@@ -56,6 +60,7 @@ class Session:
     views: dict[str, ReportedView] = field(default_factory=dict)
     queries: list[pb.MaintenanceQuery] = field(default_factory=list)
     credit: int = 0
+    defining: bool = False
 
     def __post_init__(self) -> None:
         self.order = OrderAssignment(self.queue)
@@ -69,31 +74,6 @@ class Arrival:
     request: pb.ExchangeRequest
 
 
-def allowed_view(view: LocalView, catalog: Catalog) -> LocalView:
-    """The local view if everything it names is shown by this source; RefusedError otherwise."""
-    if view.source != catalog.source:
-        raise RefusedError(
-            f"local view {view.name!r} is for source {view.source!r}, this is {catalog.source!r}"
-        )
-    aliases = {o.alias: o.relation for o in view.occurrences}
-    for occurrence in view.occurrences:
-        if occurrence.relation not in catalog.relations:
-            raise RefusedError(f"source {catalog.source!r} does not show relation {occurrence.relation!r}")
-        reserved = [c.name for c in catalog.relation(occurrence.relation).columns if c.name in RESERVED]
-        if reserved:
-            raise RefusedError(
-                f"relation {catalog.source}.{occurrence.relation} has a column {reserved[0]!r}, "
-                "a name that Lockstep keeps for itself"
-            )
-    refs = [c.source for c in view.columns] + [r for j in view.joins for r in (j.left, j.right)]
-    refs += [ref for predicate in view.predicates for ref in column_refs(predicate)]
-    for ref in refs:
-        if ref.occurrence not in aliases:
-            raise RefusedError(f"local view {view.name!r} has no occurrence {ref.occurrence!r}")
-    view.check(catalog)
-    return view
-
-
 class QueryProcessor:
     """Runs the wrapper's loop over one adapter until it is stopped."""
 
@@ -102,6 +82,7 @@ class QueryProcessor:
         self.messages: WrapperMessageQueue[Arrival] = WrapperMessageQueue(self._arrived)
         self._engine = EmbeddedEngine(threads=1, memory_limit="512MiB")
         self._updates = UpdateProcessor(self._engine)
+        self._terms = TermProcessor(self._engine)
         self._session: Session | None = None
         self._catalog: Catalog | None = None
         self._stopped = threading.Event()
@@ -138,15 +119,21 @@ class QueryProcessor:
             self._engine.close()
 
     def _turn(self) -> None:
-        for arrival in self.messages.take_all():
-            self._handle(arrival)
+        arrivals = self.messages.take_all()
+        for number, arrival in enumerate(arrivals):
+            try:
+                self._handle(arrival)
+            except SourceUnavailableError:
+                # Nothing of this message was done, nor of those after it: keep them for when it is back.
+                self.messages.put_back(arrivals[number:])
+                raise
         session = self._session
         if session is not None and session.queue.closed:
             log.info("mediator %s has left", session.mediator)
             self._session = session = None
         if session is None or not session.views:
             self._watch_unattended()
-        elif session.queries or session.credit > 0:
+        elif not session.defining and (session.queries or session.credit > 0):
             self._follow(session)
         if session is not None:
             self._heartbeat(session)
@@ -163,7 +150,9 @@ class QueryProcessor:
 
     def _heartbeat(self, session: Session) -> None:
         moment = time.monotonic()
-        if moment - self._last_sent >= HEARTBEAT_SECONDS and session.views:
+        # A local view that was defined last may still be behind what the others were told.
+        level = all(reported.cursor >= session.order.reported for reported in session.views.values())
+        if moment - self._last_sent >= HEARTBEAT_SECONDS and session.views and level:
             session.order.send_progress()
             self._last_sent = moment
 
@@ -191,6 +180,7 @@ class QueryProcessor:
         try:
             match kind:
                 case "define":
+                    session.defining = request.define.more
                     self._define(session, request.define)
                 case "drop":
                     session.views.pop(request.drop.local_view, None)
@@ -203,8 +193,6 @@ class QueryProcessor:
                 case _:
                     raise RefusedError("an empty message on Exchange")
         except SourceUnavailableError:
-            # Nothing of the message was done: keep it for when the source is back.
-            self.messages.put(arrival)
             raise
         except LockstepError as error:
             name = request.define.local_view.name if kind == "define" else ""
@@ -216,6 +204,7 @@ class QueryProcessor:
         self._adapter.prepare(view.relations)
         session.views[view.name] = ReportedView.of(view, catalog, position_from_proto(define.after))
         session.order.send(pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=view.name)))
+        self._last_sent = -HEARTBEAT_SECONDS
 
     # The source
 
@@ -258,6 +247,11 @@ class QueryProcessor:
     def _answer(self, session: Session, query: pb.MaintenanceQuery, snapshot: Snapshot) -> None:
         reported = session.views.get(query.local_view)
         try:
+            if query.terms:
+                assert self._catalog is not None
+                rows = self._terms.evaluate(query, self._catalog, snapshot)
+                session.order.send_result(query.query_id, snapshot.position, iter(rows.to_batches()))
+                return
             if reported is None:
                 raise RefusedError(f"local view {query.local_view!r} is not defined on this stream")
             localized = self._localize(reported.view, keys_of(query, reported.view))

@@ -26,8 +26,9 @@ from protos.convert import (
 from protos.lockstep.v1 import types_pb2, wrapper_pb2_grpc
 from protos.lockstep.v1 import wrapper_pb2 as pb
 from protos.status import abort
+from wrapper.allow_list import allowed_view
 from wrapper.message_queue import OrderMessageQueue
-from wrapper.query_processor import Arrival, QueryProcessor, Session, allowed_view, typed_query
+from wrapper.query_processor import Arrival, QueryProcessor, Session, typed_query
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +147,7 @@ def capabilities_to_proto(adapter: Adapter) -> types_pb2.Capabilities:
         total_order=found.total_order,
         before_images=found.before_images,
         needs_write=found.needs_write,
+        global_transactions=found.global_transactions,
     )
 
 

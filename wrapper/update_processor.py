@@ -74,7 +74,7 @@ class DeltaIS:
 
     `rows` has the local view's columns, `_tx` and `_count`, in normal form per transaction, ordered by
     `_tx`. `touched` lists the transactions that changed any relation of the local view, also those whose
-    ΔIS is empty.
+    ΔIS is empty, and all parts of global transactions: the mediator may wait for a part, whatever it did.
     """
 
     rows: Relation
@@ -96,7 +96,7 @@ class UpdateProcessor:
         plan = reported.plan
         first = sum(1 for position in changes.positions if position <= reported.cursor)
         deltas: dict[int, Relation] = {}
-        touched: set[int] = set()
+        touched = {index for index in changes.part_of if index >= first}
         for node, occurrence in enumerate(reported.view.occurrences):
             table = changes.tables.get(occurrence.relation)
             if table is None or not table.num_rows:

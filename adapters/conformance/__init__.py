@@ -7,7 +7,16 @@ from adapters.conformance.case import Case, CaseFailure, CaseSkipped, run_case
 from adapters.conformance.cases import CASES
 from adapters.conformance.check import CheckResult, check_source
 from adapters.conformance.harness import Harness, Quirks, Stored, Writer
-from adapters.conformance.operations import Delete, Insert, Operation, Overwrite, Row, Transaction, Update
+from adapters.conformance.operations import (
+    Delete,
+    Insert,
+    Mark,
+    Operation,
+    Overwrite,
+    Row,
+    Transaction,
+    Update,
+)
 from adapters.conformance.process import in_process
 from adapters.conformance.pytest_kit import conformance_tests
 from adapters.conformance.sql_writer import SqlWriter
@@ -21,6 +30,7 @@ __all__ = [
     "Delete",
     "Harness",
     "Insert",
+    "Mark",
     "Operation",
     "Overwrite",
     "Quirks",

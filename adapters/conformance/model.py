@@ -14,7 +14,16 @@ from typing import Any
 import pyarrow as pa
 
 from adapters.conformance.harness import Quirks
-from adapters.conformance.operations import Delete, Insert, Operation, Overwrite, Row, Transaction, Update
+from adapters.conformance.operations import (
+    Delete,
+    Insert,
+    Mark,
+    Operation,
+    Overwrite,
+    Row,
+    Transaction,
+    Update,
+)
 from algebra.schema import COUNT, RelationSchema
 
 Bag = Counter[Row]
@@ -109,6 +118,8 @@ class Model:
         return tuple(values)
 
     def _effect(self, operation: Operation) -> Change:
+        if isinstance(operation, Mark):
+            return {}
         relation = operation.relation
         match operation:
             case Insert(_, rows):

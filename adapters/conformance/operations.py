@@ -46,7 +46,15 @@ class Overwrite:
     after: Row
 
 
-Operation = Insert | Delete | Update | Overwrite
+@dataclass(frozen=True)
+class Mark:
+    """Write this row into the marker table: the transaction is a part of a global one."""
+
+    id: str | None
+    participants: str | None
+
+
+Operation = Insert | Delete | Update | Overwrite | Mark
 
 
 @dataclass(frozen=True)

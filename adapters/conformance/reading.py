@@ -15,6 +15,7 @@ from adapters.conformance.model import Bag, Change, Model, bag_of, nonzero, rows
 from adapters.conformance.operations import Row
 from adapters.conformance.queries import keys_of, whole
 from adapters.spi import COUNT, TRANSACTION, Changes, Snapshot
+from algebra.global_transaction import GlobalTransaction
 from algebra.local_view import LocalView
 from algebra.position import Position
 from algebra.schema import Catalog
@@ -30,6 +31,7 @@ class Entry:
     position: Position
     change: Change
     batched: bool
+    part_of: GlobalTransaction | None = None
 
 
 class Reading:
@@ -45,17 +47,19 @@ class Reading:
         return self.snapshot.position
 
     def entries(self, after: Position) -> list[Entry]:
-        """The changes after a position; those that do nothing are left out."""
+        """The changes after a position; those that do nothing and have no mark are left out."""
         changes = self.snapshot.changes(after)
         self._check_positions(changes, after)
         per_entry: list[Change] = [{} for _ in changes.positions]
         for relation, table in changes.tables.items():
             for index, bag in self._split(relation, table, len(changes)).items():
                 per_entry[index][relation] = bag
+        strange = [index for index in changes.part_of if not 0 <= index < len(changes)]
+        require(not strange, f"changes({after}) have marks at {strange}, and {len(changes)} entries")
         return [
-            Entry(position, change, index in changes.batched)
+            Entry(position, change, index in changes.batched, changes.part_of.get(index))
             for index, (position, change) in enumerate(zip(changes.positions, per_entry, strict=True))
-            if change
+            if change or index in changes.part_of
         ]
 
     def table(self, relation: str) -> Bag:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from adapters.conformance.harness import Writer
-from adapters.conformance.operations import Delete, Insert, Operation, Overwrite, Row, Update
+from adapters.conformance.operations import Delete, Insert, Mark, Operation, Overwrite, Row, Update
+from adapters.global_marks import MARKER
 from algebra.schema import RelationSchema
 
 ROWS_PER_STATEMENT = 200
@@ -51,6 +52,13 @@ class SqlWriter(Writer):
         return value
 
     def execute(self, operation: Operation) -> None:
+        if isinstance(operation, Mark):
+            slots = ", ".join([self.placeholder] * 2)
+            self.sql(
+                f"INSERT INTO {MARKER} (id, participants) VALUES ({slots})",
+                [operation.id, operation.participants],
+            )
+            return
         table = self.quote(operation.relation)
         match operation:
             case Insert(_, rows):

@@ -48,6 +48,7 @@ from adapters.duckdb.options import Options
 from adapters.duckdb.session import SOURCE, LockedError, Session, one
 from adapters.duckdb.sql import quote, text
 from adapters.duckdb.watch import Signature
+from adapters.global_marks import Mark, parts
 from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, Changes
 from algebra.errors import ConfigurationError, PositionTrimmedError
 from algebra.position import Position
@@ -88,6 +89,11 @@ class Installed:
             if problem is not None:
                 problems[prepared.number] = problem
         return problems
+
+    @property
+    def takes_marks(self) -> bool:
+        """Whether the marker table is there and works."""
+        return {name for name, _, _ in self.triggers}.issuperset(layout.MARK_TRIGGERS)
 
     def _has_triggers(self, prepared: Prepared, relation: SourceRelation) -> bool:
         found = {name for name, *place in self.triggers if place == [relation.schema, relation.table]}
@@ -130,7 +136,7 @@ class TriggerCapture(Capture):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(capture="trigger", boundaries=Boundaries.EXACT)
+        return Capabilities(capture="trigger", boundaries=Boundaries.EXACT, global_transactions=True)
 
     def prepare(self, relations: Sequence[str], *, dry_run: bool) -> list[str]:
         with self._session.attached(timeout=self._options.lock_timeout) as connection:
@@ -174,6 +180,9 @@ class TriggerCapture(Capture):
             relation.shown(self._session.source)
         installed = read_installed(connection)
         steps = [] if installed.epoch else layout.create_base(uuid4().hex)
+        if not installed.takes_marks:
+            steps += _drop_triggers(installed, frozenset(layout.MARK_TRIGGERS))
+            steps += layout.create_marker()
         broken = installed.broken(tables)
         kept = [p for p in installed.relations if p.number not in broken]
         for prepared in installed.relations:
@@ -225,7 +234,15 @@ class TriggerHistory(History):
                 transactions["last"].to_pylist(), transactions["mark"].to_pylist(), strict=True
             )
         )
-        return Changes(positions, self._rows(transactions))
+        cursor = self._connection.cursor()
+        try:
+            index = pa.array(range(transactions.num_rows), pa.int32())
+            cursor.register(_INDEX, transactions.select(["tx", "started"]).append_column(TRANSACTION, index))
+            marked = pc.any(transactions["marked"]).as_py()
+            part_of = parts(self._source, positions, self._global_marks(cursor)) if marked else {}
+            return Changes(positions, self._rows(cursor), part_of=part_of)
+        finally:
+            cursor.close()
 
     def _bounds(self) -> Bounds:
         if not self._installed.epoch:
@@ -248,9 +265,10 @@ class TriggerHistory(History):
         return self._connection.sql(
             f"""
             SELECT tx, started, min(ordinal) AS first, max(ordinal) AS last, count(*) AS entries,
-                   tx || '.' || started AS mark
+                   tx || '.' || started AS mark, bool_or(number = {layout.MARK}) AS marked
             FROM (
-                SELECT tx, started, {self._installed.trimmed} + row_number() OVER (ORDER BY rowid) AS ordinal
+                SELECT tx, started, number,
+                       {self._installed.trimmed} + row_number() OVER (ORDER BY rowid) AS ordinal
                 FROM {_in_source(layout.COMMITS)}
             )
             GROUP BY tx, started HAVING max(ordinal) > $1 ORDER BY last
@@ -258,19 +276,18 @@ class TriggerHistory(History):
             params=[after.ordinal],
         ).to_arrow_table()
 
-    def _rows(self, transactions: pa.Table) -> Mapping[str, pa.Table]:
-        index = pa.array(range(transactions.num_rows), pa.int32())
-        cursor = self._connection.cursor()
-        try:
-            cursor.register(_INDEX, transactions.select(["tx", "started"]).append_column(TRANSACTION, index))
-            tables = {}
-            for prepared in self._installed.relations:
-                table = self._relation_rows(cursor, prepared)
-                if table.num_rows:
-                    tables[prepared.name] = table
-            return tables
-        finally:
-            cursor.close()
+    def _rows(self, cursor: duckdb.DuckDBPyConnection) -> Mapping[str, pa.Table]:
+        tables = {
+            prepared.name: self._relation_rows(cursor, prepared) for prepared in self._installed.relations
+        }
+        return {name: table for name, table in tables.items() if table.num_rows}
+
+    def _global_marks(self, cursor: duckdb.DuckDBPyConnection) -> list[Mark]:
+        rows = cursor.execute(
+            f"SELECT i.{TRANSACTION}, m.id, m.participants FROM {_in_source(layout.MARKS)} AS m "
+            f"JOIN {_INDEX} AS i ON m.tx = i.tx AND m.started = i.started"
+        ).fetchall()
+        return [Mark(*row) for row in rows]
 
     def _relation_rows(self, cursor: duckdb.DuckDBPyConnection, prepared: Prepared) -> pa.Table:
         relation = self._tables.relations[prepared.name]
@@ -327,9 +344,14 @@ def _trim(connection: duckdb.DuckDBPyConnection, source: str, position: Position
         f"SELECT max(place) FROM (SELECT rowid AS place FROM {layout.COMMITS} ORDER BY rowid LIMIT $1)",
         [position.ordinal - installed.trimmed],
     )
-    for prepared in installed.relations:
+    logs = [layout.log_table(prepared.number) for prepared in installed.relations]
+    if installed.takes_marks:
+        # Nobody else has the file open: whatever is in the marker table was taken over into `marks`.
+        connection.execute(f"DELETE FROM {layout.MARKER}")
+        logs.append(layout.MARKS)
+    for table in logs:
         connection.execute(
-            f"DELETE FROM {layout.log_table(prepared.number)} AS l USING "
+            f"DELETE FROM {table} AS l USING "
             f"(SELECT DISTINCT tx, started FROM {layout.COMMITS} WHERE rowid <= $1) AS e "
             "WHERE l.tx = e.tx AND l.started = e.started",
             last,
@@ -341,7 +363,7 @@ def _trim(connection: duckdb.DuckDBPyConnection, source: str, position: Position
 
 def _removal(installed: Installed) -> list[str]:
     steps = _drop_triggers(installed, frozenset(name for name, _, _ in installed.triggers))
-    return [*steps, layout.drop_base()] if installed.epoch else steps
+    return [*steps, *layout.drop_base()] if installed.epoch else steps
 
 
 def _drop_triggers(installed: Installed, names: frozenset[str]) -> list[str]:

@@ -6,8 +6,10 @@ Everything lives in one schema, `_lockstep`, beside the owner's tables:
     relations  the prepared relations with the shape they had
     commits    one entry per statement that changed rows of a prepared relation, in commit order
     log_<n>    the rows of relation n that were added (sign +1) or removed (-1), with their native types
+    marks      the marks of global transactions (see `adapters/global_marks`), each with its transaction
 
-Each relation has two triggers per kind of statement, one for its log and one for `commits`. Trigger bodies
+Each relation has two triggers per kind of statement, one for its log and one for `commits`; the marker table,
+which is in `main` so that it is written as in every other source, has two for inserts. Trigger bodies
 name tables by schema only, so that the file may be renamed; a writer that attaches the file under another
 database must `USE` it. They hold no cast that could fail: capture never makes an owner's statement fail.
 """
@@ -19,12 +21,20 @@ from collections.abc import Iterator
 
 from adapters.duckdb.catalog import OWN_SCHEMA, SourceRelation
 from adapters.duckdb.sql import path, quote, text
+from adapters.global_marks import MARKER as MARKER_NAME
 from algebra.errors import ConfigurationError
 
 META = path(OWN_SCHEMA, "meta")
 RELATIONS = path(OWN_SCHEMA, "relations")
 COMMITS = path(OWN_SCHEMA, "commits")
+MARKS = path(OWN_SCHEMA, "marks")
+MARKER = path("main", MARKER_NAME)
 
+MARK_TRIGGERS = (f"{MARKER_NAME}_rows", f"{MARKER_NAME}_commit")
+"""The triggers that the marker table must have."""
+
+MARK = 0
+"""Stands in `commits` for the number of a relation where the entry is a mark."""
 _TRANSACTION = "txid_current(), epoch_us(now())"
 _OLD, _NEW = "_lockstep_old", "_lockstep_new"
 _EVENTS = {"INSERT": (_NEW,), "DELETE": (_OLD,), "UPDATE": (_OLD, _NEW)}
@@ -54,6 +64,19 @@ def create_base(epoch: str) -> list[str]:
         f"CREATE TABLE {META} AS SELECT {text(epoch)} AS epoch, 0::BIGINT AS trimmed, '' AS mark",
         f"CREATE TABLE {RELATIONS} (number INTEGER, relation VARCHAR, shape VARCHAR)",
         f"CREATE TABLE {COMMITS} (tx UBIGINT, started BIGINT, number INTEGER, row_count BIGINT)",
+    ]
+
+
+def create_marker() -> list[str]:
+    """The marker table, and what takes its rows over; what is there of the tables stays."""
+    rows, commit = MARK_TRIGGERS
+    head = f"AFTER INSERT ON {MARKER} REFERENCING {_CLAUSE[_NEW]} FOR EACH STATEMENT INSERT INTO"
+    return [
+        f"CREATE TABLE IF NOT EXISTS {MARKER} (id VARCHAR, participants VARCHAR)",
+        f"CREATE TABLE IF NOT EXISTS {MARKS} (tx UBIGINT, started BIGINT, id VARCHAR, participants VARCHAR)",
+        f"CREATE TRIGGER {rows} {head} {MARKS} SELECT {_TRANSACTION}, id, participants FROM {_NEW}",
+        f"CREATE TRIGGER {commit} {head} {COMMITS} "
+        f"SELECT {_TRANSACTION}, {MARK}, count(*) FROM {_NEW} HAVING count(*) > 0",
     ]
 
 
@@ -96,8 +119,8 @@ def drop_trigger(name: str, schema: str, table: str) -> str:
     return f"DROP TRIGGER {quote(name)} ON {path(schema, table)}"
 
 
-def drop_base() -> str:
-    return f"DROP SCHEMA {quote(OWN_SCHEMA)} CASCADE"
+def drop_base() -> list[str]:
+    return [f"DROP TABLE IF EXISTS {MARKER}", f"DROP SCHEMA {quote(OWN_SCHEMA)} CASCADE"]
 
 
 def new_epoch(epoch: str, logs: list[int]) -> list[str]:
@@ -106,6 +129,7 @@ def new_epoch(epoch: str, logs: list[int]) -> list[str]:
         f"UPDATE {META} SET epoch = {text(epoch)}, mark = '', "
         f"trimmed = trimmed + (SELECT count(*) FROM {COMMITS})",
         f"DELETE FROM {COMMITS}",
+        f"DELETE FROM {MARKS}",
         *(f"DELETE FROM {log_table(number)}" for number in logs),
     ]
 

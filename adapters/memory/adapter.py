@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import duckdb
 import pyarrow as pa
 
+from adapters.global_marks import MARKER, Mark, parts
 from adapters.memory.database import Capture, MemoryDatabase, Transaction, Version
 from adapters.memory.evaluation import evaluate
 from adapters.spi import Adapter, Boundaries, Capabilities, Changes, Snapshot, SourceConfig, SourceTransaction
@@ -55,7 +56,9 @@ class MemoryAdapter(Adapter):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(capture="log", boundaries=Boundaries.EXACT, needs_write=False)
+        return Capabilities(
+            capture="log", boundaries=Boundaries.EXACT, needs_write=False, global_transactions=True
+        )
 
     def catalog(self) -> Catalog:
         schemas = self.database.version.schemas
@@ -76,7 +79,8 @@ class MemoryAdapter(Adapter):
 
         if new and not dry_run:
             self.database.change(install)
-        return [f"log the changes of {name}" for name in new]
+        steps = [f"log the changes of {name}" for name in new]
+        return [f"take marks of global transactions in {MARKER}", *steps] if new and not capture else steps
 
     def remove(self, *, dry_run: bool = False) -> list[str]:
         capture = self.database.version.capture
@@ -84,7 +88,8 @@ class MemoryAdapter(Adapter):
             return []
         if not dry_run:
             self.database.change(lambda version: replace(version, capture=None))
-        return [f"forget the changes of {name}" for name in capture.relations]
+        forget = [f"forget the changes of {name}" for name in capture.relations]
+        return [*forget, f"take no more marks in {MARKER}"]
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
@@ -154,10 +159,13 @@ class MemorySnapshot(Snapshot):
                 f"source {self._source!r} has the changes after {capture.floor} "
                 f"up to {self._version.ordinal}, not those after {after}"
             )
+        commits = [commit for commit in capture.log if commit.ordinal > after.ordinal]
+        positions = [self._position(commit.ordinal) for commit in commits]
+        marks = (Mark(i, *row) for i, commit in enumerate(commits) for row in commit.marks)
+        part_of = parts(self._source, positions, marks)
         return Changes.of(
-            SourceTransaction(self._position(commit.ordinal), commit.deltas)
-            for commit in capture.log
-            if commit.ordinal > after.ordinal
+            SourceTransaction(position, commit.deltas, part_of=part_of.get(i))
+            for i, (position, commit) in enumerate(zip(positions, commits, strict=True))
         )
 
     def fetch(self, query: LocalView, keys: Keys | None = None) -> pa.RecordBatchReader:

@@ -24,13 +24,17 @@ from algebra.schema import COUNT, Column, RelationSchema
 Row = Sequence[Any] | Mapping[str, Any]
 """One row: its values in column order, or by column name (a missing name is NULL)."""
 
+MarkRow = tuple[str | None, str | None]
+"""A row of the marker table: the id of a global transaction, and its participants, separated by commas."""
+
 
 @dataclass(frozen=True)
 class Commit:
-    """What one transaction did to the captured relations, and its number in the database."""
+    """What one transaction did to the captured relations, its number in the database, and its marks."""
 
     ordinal: int
     deltas: Mapping[str, Delta]
+    marks: tuple[MarkRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,9 @@ class Capture:
 
     def record(self, commit: Commit) -> Capture:
         captured = {name: delta for name, delta in commit.deltas.items() if name in self.relations}
-        return replace(self, log=(*self.log, replace(commit, deltas=captured))) if captured else self
+        if not captured and not commit.marks:
+            return self
+        return replace(self, log=(*self.log, replace(commit, deltas=captured)))
 
     def trim(self, ordinal: int) -> Capture:
         if ordinal <= self.floor:
@@ -76,6 +82,7 @@ class Transaction:
     def __init__(self, schemas: Mapping[str, RelationSchema]) -> None:
         self._schemas = schemas
         self.deltas: dict[str, Delta] = {}
+        self.marks: list[MarkRow] = []
 
     def insert(self, relation: str, rows: Iterable[Row] | pa.Table) -> None:
         """Add these rows."""
@@ -91,6 +98,10 @@ class Transaction:
         """Put the rows of `after` in the place of those of `before`."""
         self._add(relation, before, -1)
         self._add(relation, after, +1)
+
+    def mark(self, id: str | None, participants: str | None) -> None:
+        """Say that this is a part of a global transaction: one row for the marker table."""
+        self.marks.append((id, participants))
 
     def _add(self, relation: str, rows: Iterable[Row] | pa.Table, sign: int) -> None:
         schema = self._schemas.get(relation)
@@ -158,8 +169,9 @@ class MemoryDatabase:
         transaction = Transaction(self._version.schemas)
         yield transaction
         deltas = {name: delta for name, delta in transaction.deltas.items() if not delta.is_empty}
-        if deltas:
-            self.change(lambda version: _commit(version, deltas))
+        marks = tuple(transaction.marks)
+        if deltas or marks:
+            self.change(lambda version: _commit(version, deltas, marks))
 
     def change(self, step: Callable[[Version], Version]) -> None:
         """Put `step(version)` in the place of the newest version, atomically, and tell who waits."""
@@ -168,13 +180,15 @@ class MemoryDatabase:
             self.changed.notify_all()
 
 
-def _commit(version: Version, deltas: Mapping[str, Delta]) -> Version:
+def _commit(version: Version, deltas: Mapping[str, Delta], marks: tuple[MarkRow, ...]) -> Version:
+    if marks and version.capture is None:
+        raise ConfigurationError("the memory database has no marker table: no capture is prepared")
     contents = dict(version.contents)
     for relation, delta in deltas.items():
         contents[relation] = contents[relation].plus(delta)
         _check(version.schemas[relation], contents[relation])
     ordinal = version.ordinal + 1
-    capture = version.capture.record(Commit(ordinal, deltas)) if version.capture else None
+    capture = version.capture.record(Commit(ordinal, deltas, marks)) if version.capture else None
     return replace(version, ordinal=ordinal, contents=contents, capture=capture)
 
 

@@ -55,7 +55,9 @@ class SqliteAdapter(Adapter):
                 self._options.switch_to_wal and not read_state(session.writer).installed
             )
         return Capabilities(
-            capture="trigger", boundaries=Boundaries.WHERE_KNOWN if exact else Boundaries.BATCHED
+            capture="trigger",
+            boundaries=Boundaries.WHERE_KNOWN if exact else Boundaries.BATCHED,
+            global_transactions=True,
         )
 
     def catalog(self) -> Catalog:

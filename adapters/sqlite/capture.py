@@ -14,6 +14,10 @@ nothing; *look for them in an AFTER trigger*, for then they are gone. Chosen way
 triggers copy conflicting rows to `_lockstep_replaced`. Triggers keep these copies in step with their rows
 from then on, so a copy whose row is gone means a deletion that no trigger saw; AFTER INSERT/UPDATE, which
 run only if the new row went in, log it. Copies left by OR IGNORE and upserts do no harm; trims clear them.
+
+Marks of global transactions (see `adapters/global_marks`) go into the same log, under a relation number of
+their own, by a trigger that takes the row out of the marker table again. So a transaction that only has a
+mark is a stretch of the log like any other, and marks are read, resumed and trimmed with it.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from adapters.global_marks import MARKER
 from adapters.sqlite.connection import Connection
 from adapters.sqlite.schema import OWN_PREFIX, BaseTable, quoted
 from adapters.sqlite.wal import MARK_VALUES
@@ -31,6 +36,17 @@ META = f"{OWN_PREFIX}meta"
 RELATIONS = f"{OWN_PREFIX}relations"
 REPLACED = f"{OWN_PREFIX}replaced"
 
+MARK_ID = -1
+"""Stands in the log for a relation's number where the row is a mark: `c0` its id, `c1` its participants."""
+
+_MARK_WIDTH = 2
+_MARK_TRIGGER = f"{OWN_PREFIX}mark"
+_CREATE_MARKER = f"CREATE TABLE {MARKER} (id TEXT, participants TEXT)"
+_CREATE_MARK_TRIGGER = (
+    f"CREATE TRIGGER {_MARK_TRIGGER} AFTER INSERT ON {MARKER} BEGIN "
+    f"INSERT INTO {LOG} (rel, op, c0, c1) VALUES ({MARK_ID}, 0, NEW.id, NEW.participants); "
+    f"DELETE FROM {MARKER} WHERE rowid = NEW.rowid; END"
+)
 _CREATE_META = f"CREATE TABLE {META} (name TEXT PRIMARY KEY NOT NULL, value) WITHOUT ROWID"
 _CREATE_RELATIONS = (
     f"CREATE TABLE {RELATIONS} (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, shape TEXT NOT NULL, "
@@ -55,12 +71,16 @@ class PreparedRelation:
 
 @dataclass(frozen=True)
 class CaptureState:
-    """What capture is installed: its relations, log width, and the triggers as the source has them."""
+    """What capture is installed: its relations, log width, and the triggers as the source has them.
+
+    `has_marker`: the marker table is there.
+    """
 
     installed: bool
     width: int
     relations: Mapping[str, PreparedRelation]
     triggers: Mapping[str, str]
+    has_marker: bool
 
     def drift(self, tables: Mapping[str, BaseTable], *, replace: bool) -> dict[str, str]:
         """For each captured relation that is no longer captured as it should be: what is wrong."""
@@ -89,7 +109,7 @@ def read_state(connection: Connection) -> CaptureState:
         )
     }
     if LOG not in own:
-        return CaptureState(False, 0, {}, {})
+        return CaptureState(False, 0, {}, {}, MARKER in own)
     width = connection.value(f"SELECT count(*) FROM pragma_table_info('{LOG}') WHERE name GLOB 'c[0-9]*'")
     relations = {
         name: PreparedRelation(number, name, shape, since, bool(reshaped))
@@ -98,7 +118,7 @@ def read_state(connection: Connection) -> CaptureState:
         )
     }
     found = {name: sql for name, (kind, sql) in own.items() if kind == "trigger"}
-    return CaptureState(True, width, relations, found)
+    return CaptureState(True, width, relations, found, MARKER in own)
 
 
 def install_steps(
@@ -114,10 +134,11 @@ def install_steps(
             steps.append(f"DELETE FROM {RELATIONS} WHERE name = {_literal(name)}")
     wanted = [n for n in dict.fromkeys(names) if n not in state.relations]
     changed = [*wanted, *(name for name in drift if name in tables)]
-    if not changed and not steps:
+    marker = _marker_steps(state) if changed or state.installed else []
+    if not changed and not steps and not marker:
         return []
-    width = max([state.width, *(len(tables[name].columns) for name in changed)])
-    steps += _log_steps(state, width)
+    width = max([state.width, _MARK_WIDTH, *(len(tables[name].columns) for name in changed)])
+    steps += [*_log_steps(state, width), *marker]
     next_id = 1 + max((relation.id for relation in state.relations.values()), default=0)
     for number, name in enumerate(changed, next_id):
         known = state.relations.get(name)
@@ -136,7 +157,8 @@ def remove_steps(connection: Connection) -> list[str]:
     if not state.installed:
         return []
     steps = [f"DROP TRIGGER {quoted(name)}" for name in state.triggers]
-    steps += [f"DROP TABLE {table}" for table in (REPLACED, LOG, RELATIONS, META)]
+    marker = (MARKER,) if state.has_marker else ()
+    steps += [f"DROP TABLE {table}" for table in (*marker, REPLACED, LOG, RELATIONS, META)]
     mode = connection.value(f"SELECT value FROM {META} WHERE name = 'journal_mode'")
     return [*steps, f"PRAGMA journal_mode = {mode}"] if mode else steps
 
@@ -158,6 +180,14 @@ def _log_steps(state: CaptureState, width: int) -> list[str]:
         f"INSERT INTO {META} VALUES ('epoch', lower(hex(randomblob(8)))), ('trimmed', 0)",
         f"INSERT INTO {LOG} (seq, rel, op) VALUES (0, 0, 0)",
     ]
+
+
+def _marker_steps(state: CaptureState) -> list[str]:
+    found = state.triggers.get(_MARK_TRIGGER)
+    steps = [] if state.has_marker else [_CREATE_MARKER]
+    if found not in (None, _CREATE_MARK_TRIGGER):
+        steps.append(f"DROP TRIGGER {_MARK_TRIGGER}")
+    return steps if found == _CREATE_MARK_TRIGGER else [*steps, _CREATE_MARK_TRIGGER]
 
 
 def _relation_steps(table: BaseTable, number: int, known: bool, *, replace: bool) -> list[str]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from adapters.global_marks import MARKER, Mark, parts
 from adapters.spi import COUNT, TRANSACTION, Changes, Snapshot
-from adapters.sqlite.capture import LOG, PreparedRelation
+from adapters.sqlite.capture import LOG, MARK_ID, PreparedRelation
 from adapters.sqlite.commit_marks import CommitMarks
 from adapters.sqlite.lookup import keyed_select
 from adapters.sqlite.rows import ResultColumn, read_rows
 from adapters.sqlite.schema import BaseTable
 from adapters.sqlite.session import ReadView
 from adapters.sqlite.sql import FetchBuilder
-from adapters.sqlite.types import Integer
+from adapters.sqlite.types import Integer, UncheckedText
 from algebra.errors import ConfigurationError, PositionTrimmedError, SchemaChangedError
 from algebra.local_view import Keys, LocalView
 from algebra.position import Position
@@ -39,11 +40,17 @@ class SqliteSnapshot(Snapshot):
         if not entries.ends:
             return Changes((), {})
         index = _transaction_of_row(first, entries.ends)
-        tables = {}
-        for relation in self._changed_relations(first, last):
-            tables[relation.name] = self._changes_of(relation, first, last, index)
-        epoch = self._view.epoch
-        return Changes(tuple(Position(end, epoch) for end in entries.ends), tables, entries.batched)
+        positions = tuple(Position(end, self._view.epoch) for end in entries.ends)
+        numbers = self._numbers(first, last)
+        tables = {
+            relation.name: self._changes_of(relation, first, last, index)
+            for relation in self._view.source.capture.relations.values()
+            if relation.id in numbers
+        }
+        part_of = {}
+        if MARK_ID in numbers:
+            part_of = parts(self._source, positions, self._marks_in(first, last, index))
+        return Changes(positions, tables, entries.batched, part_of)
 
     def fetch(self, query: LocalView, keys: Keys | None = None) -> pa.RecordBatchReader:
         tables = self._view.source.tables
@@ -81,8 +88,8 @@ class SqliteSnapshot(Snapshot):
                     f"{relation.since}; what it was at position {after} cannot be followed"
                 )
 
-    def _changed_relations(self, first: int, last: int) -> list[PreparedRelation]:
-        """The relations that have rows in this stretch of the log, which must have no holes."""
+    def _numbers(self, first: int, last: int) -> set[int]:
+        """The numbers of relations in this stretch of the log, which must have no holes."""
         rows, found = self._view.connection.rows(
             f"SELECT count(*), group_concat(DISTINCT rel) FROM {LOG} WHERE seq > ? AND seq <= ?",
             [first, last],
@@ -92,8 +99,7 @@ class SqliteSnapshot(Snapshot):
                 f"source {self._source!r}: {last - first - rows} rows are missing from its change log after "
                 f"position {first}; it was edited by hand"
             )
-        numbers = str(found).split(",")
-        return [r for r in self._view.source.capture.relations.values() if str(r.id) in numbers]
+        return {int(number) for number in str(found).split(",")}
 
     def _changes_of(self, relation: PreparedRelation, first: int, last: int, index: pa.Array) -> pa.Table:
         table: BaseTable = self._view.source.tables[relation.name]
@@ -110,9 +116,32 @@ class SqliteSnapshot(Snapshot):
         data = data.append_column(TRANSACTION, pc.take(index, offsets))
         return data.append_column(COUNT, rows[COUNT])
 
+    def _marks_in(self, first: int, last: int, index: pa.Array) -> list[Mark]:
+        """The marks of global transactions in this stretch of the log."""
+        columns = [
+            ResultColumn(_SEQ, "seq", Integer(), MARKER),
+            ResultColumn("id", "c0", UncheckedText(), MARKER),
+            ResultColumn("participants", "c1", UncheckedText(), MARKER),
+        ]
+        tail = f"FROM {LOG} WHERE seq > ? AND seq <= ? AND rel = ?"
+        rows = read_rows(self._view.connection, columns, tail, [first, last, MARK_ID]).read_all()
+        entries = pc.take(index, pc.subtract(rows[_SEQ], first + 1)).to_pylist()
+        ids, participants = rows["id"].to_pylist(), rows["participants"].to_pylist()
+        return [
+            Mark(entry, _text(id_), _text(names))
+            for entry, id_, names in zip(entries, ids, participants, strict=True)
+        ]
+
 
 def _transaction_of_row(first: int, ends: tuple[int, ...]) -> pa.Array:
     """For each log row after `first`, in order, the index of the entry it belongs to."""
     run_ends = pa.array([end - first for end in ends], pa.int64())
     runs = pa.RunEndEncodedArray.from_arrays(run_ends, pa.array(range(len(ends)), pa.int32()))
     return pc.run_end_decode(runs)
+
+
+def _text(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None

@@ -178,6 +178,24 @@ class Text(Codec):
 
 
 @dataclass(frozen=True)
+class UncheckedText(Text):
+    """The bytes of a text, which may not be UTF-8; NULL for whatever is not text. Never refuses a value."""
+
+    @property
+    def arrow(self) -> pa.DataType:
+        return pa.binary()
+
+    def select(self, column: str) -> str:
+        return f"iif(typeof({column}) = 'text', {column}, NULL)"
+
+    def misfit(self, column: str) -> str | None:
+        return None
+
+    def decode(self, values: pa.Array) -> pa.Array:
+        return values.cast(pa.binary())
+
+
+@dataclass(frozen=True)
 class Anything(Text):
     """No declared type, or one SQLite knows nothing about: text, with numbers in their text form."""
 

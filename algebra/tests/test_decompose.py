@@ -175,6 +175,7 @@ def test_division_is_defined_once_for_all_engines() -> None:
             "column 'ID' appears twice in the view; give one an alias",
         ),
         ("SELECT id AS _count FROM crm.customer", "column name '_count' is reserved; choose an alias"),
+        ("SELECT id AS _KEY_x FROM crm.customer", "column name '_KEY_x' is reserved; choose an alias"),
         (
             "SELECT c.id FROM crm.customer c JOIN shop.orders o ON c.name = o.cust",
             "c.name is text and o.cust is integer: "
@@ -218,3 +219,99 @@ def test_on_a_chain_the_published_order_is_left_then_right() -> None:
         [1, 0, 3],
         [2, 1, 0],
     ]
+
+
+def keys_of(found: Decomposition) -> list[tuple[tuple[str, str], ...]]:
+    assert found.keys is not None
+    return list(found.keys.of_node)
+
+
+def test_without_keys_asked_for_nothing_is_hidden() -> None:
+    found = parts("SELECT c.name FROM crm.customer c")
+    assert (found.keys, found.hidden) == (None, ())
+
+
+def test_a_key_that_the_view_does_not_show_is_a_hidden_column() -> None:
+    """Reference: Strobe paper, section 5.1."""
+    found = parts(
+        "SELECT c.name, l.price FROM crm.customer c JOIN shop.orders o ON o.cust = c.id "
+        "JOIN shop.line l ON l.ord = o.id",
+        keys=True,
+    )
+    assert found.hidden == ("_key_c_id", "_key_o_id", "_key_l_ord", "_key_l_n")
+    assert found.assembly.schema.names == ["name", "price", *found.hidden]
+    customer, shop = keys_of(found)
+    assert customer == (("id", "_key_c_id"),)
+    assert shop == (("id", "_key_o_id"), ("ord", "_key_l_ord"), ("n", "_key_l_n"))
+    assert all(local.distinct for local in found.local_views)
+
+
+def test_a_key_that_the_view_shows_is_used_where_it_stands() -> None:
+    found = parts(
+        "SELECT o.id AS number, o.id AS again, l.n, o.cust AS ord FROM shop.orders o "
+        "JOIN shop.line l ON l.ord = o.id",
+        keys=True,
+    )
+    assert found.hidden == ("_key_l_ord",), "the alias ord shows another column"
+    assert keys_of(found) == [(("id", "number"), ("n", "n"), ("ord", "_key_l_ord"))]
+
+
+def test_an_expression_over_a_key_does_not_show_it() -> None:
+    found = parts("SELECT o.id + 0 AS id, CAST(o.id AS BIGINT) AS same FROM shop.orders o", keys=True)
+    assert found.hidden == ("_key_o_id",)
+    assert keys_of(found) == [(("id", "_key_o_id"),)]
+
+
+def test_a_self_join_has_the_key_of_each_occurrence() -> None:
+    sql = "SELECT a.id, b.name AS boss FROM crm.customer a JOIN crm.customer b ON a.boss = b.id"
+    found = parts(sql, keys=True)
+    assert found.hidden == ("_key_b_id",)
+    assert keys_of(found) == [(("a_id", "id"), ("b_id", "_key_b_id"))]
+    apart = parts(sql, keys=True, per_relation=True)
+    assert keys_of(apart) == [(("id", "id"),), (("id", "_key_b_id"),)]
+    assert apart.hidden == found.hidden
+
+
+def test_hidden_columns_of_ugly_names_do_not_meet() -> None:
+    columns: dict[str, pa.DataType] = {"b_c": INT, 'x" y': TEXT, "v": INT}
+    other: dict[str, pa.DataType] = {"c": INT, "C_": INT, "_key_": INT, "v": INT}
+    catalogs = {
+        "s": Catalog("s", {"r": relation("r", ("b_c", 'x" y'), **columns)}),
+        "t": Catalog("t", {"q": relation("q", ("c", "C_", "_key_"), **other)}),
+    }
+    sql = 'SELECT a.v AS "A_B" FROM s.r a JOIN t.q "A_b" ON a.v = "A_b".v'
+    found = decompose("V", sql, catalogs, keys=True)
+    assert found.hidden == ("_key_a_b_c", '_key_a_x" y', "_key_A_b_c_", "_key_A_b_C__", "_key_A_b__key_")
+    assert len({name.lower() for name in found.assembly.schema.names}) == 6
+    assert keys_of(found)[0] == (("b_c", "_key_a_b_c"), ('x" y', '_key_a_x" y'))
+
+
+def test_a_relation_without_a_key_is_named() -> None:
+    with pytest.raises(ViewDefinitionError, match=r"^relation IS2\.R3 has no key, "):
+        parts("SELECT c.id FROM crm.customer c JOIN IS2.R3 x ON x.B = c.id", keys=True)
+
+
+def test_each_relation_of_one_source_can_be_a_local_view_of_its_own() -> None:
+    found = parts(
+        "SELECT a.note, b.note AS other, l.price FROM shop.orders a JOIN shop.line l ON l.ord = a.id "
+        "JOIN shop.orders b ON b.cust = a.cust WHERE a.id > 3 AND b.day < a.day",
+        per_relation=True,
+    )
+    assert [v.name for v in found.local_views] == ["V.shop.1", "V.shop.2", "V.shop.3"]
+    assert [readable_sql(v) for v in found.local_views] == [
+        "SELECT a.note, a.id, a.cust, a.day\nFROM orders a\nWHERE (a.id) > (3)",
+        "SELECT l.price, l.ord\nFROM line l",
+        "SELECT b.note, b.cust, b.day\nFROM orders b",
+    ]
+    assert [(e.left, e.right, e.on) for e in found.assembly.edges] == [
+        (0, 1, (("id", "ord"),)),
+        (0, 2, (("cust", "cust"),)),
+    ]
+    assert not found.assembly.consolidation_free
+    assert found.sources == ("shop",)
+
+
+def test_a_single_relation_of_a_source_keeps_its_name() -> None:
+    sql = "SELECT c.name, o.note FROM crm.customer c JOIN shop.orders o ON o.cust = c.id"
+    assert [v.name for v in parts(sql, per_relation=True).local_views] == ["V.crm", "V.shop"]
+    assert parts(sql, per_relation=True) == parts(sql)

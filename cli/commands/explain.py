@@ -11,7 +11,15 @@ from rich.text import Text
 
 from cli import shapes
 from cli.client import DEFAULT_TIMEOUT, MediatorClient
-from cli.options import DEFAULT_ADDRESS, Address, AsJson, Timeout
+from cli.options import (
+    DEFAULT_ADDRESS,
+    Address,
+    AsJson,
+    AskedConsistency,
+    Force,
+    MaintenanceName,
+    Timeout,
+)
 from cli.output import console, emit_json
 from protos.lockstep.v1 import mediator_pb2 as pb
 
@@ -23,18 +31,30 @@ def explain(
     allow_cross_join: Annotated[
         bool, typer.Option("--allow-cross-join", help="Cross joins are wanted; for a SELECT.")
     ] = False,
+    maintenance: MaintenanceName = "",
+    consistency: AskedConsistency = None,
+    force: Force = False,
     as_json: AsJson = False,
     address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = DEFAULT_TIMEOUT,
 ) -> None:
-    """Show a view's local views, assembly query and sweeps, and what an update costs."""
-    if _VIEW_NAME.match(what):
-        request = pb.ExplainRequest(view=what.strip())
-    else:
-        request = pb.ExplainRequest(
-            spec=pb.ViewSpec(name="explained", sql=what, allow_cross_join=allow_cross_join)
-        )
+    """Show how a view is kept: by what, how consistent, its local views and sweeps, and what updates cost.
+
+    With --maintenance or --consistency it is shown as it would be kept then.
+    """
     with MediatorClient(address, timeout) as mediator:
+        if not _VIEW_NAME.match(what):
+            spec = pb.ViewSpec(name="explained", sql=what, allow_cross_join=allow_cross_join)
+            request = pb.ExplainRequest(spec=spec)
+        elif maintenance or consistency:
+            view = mediator.call(mediator.stub.GetView, pb.GetViewRequest(name=what.strip())).view
+            request = pb.ExplainRequest(spec=view.spec)
+        else:
+            request = pb.ExplainRequest(view=what.strip())
+        if request.HasField("spec"):
+            request.spec.maintenance = maintenance
+            request.spec.consistency = consistency or ""
+            request.spec.force = force
         explanation = mediator.call(mediator.stub.Explain, request).explanation
     if as_json:
         emit_json(shapes.explanation(explanation))
@@ -44,6 +64,10 @@ def explain(
 
 def show(out: Console, explanation: pb.Explanation) -> None:
     """Print an explanation for people."""
+    _heading(out, "maintenance")
+    _maintenance(out, explanation.maintenance, len(explanation.local_views))
+    if explanation.hidden_columns:
+        _line(out, f"  hidden columns  {', '.join(explanation.hidden_columns)}")
     _heading(out, "local views")
     for local in explanation.local_views:
         _line(out, f"  {local.name} at {local.source}", "cyan")
@@ -63,6 +87,16 @@ def show(out: Console, explanation: pb.Explanation) -> None:
     _line(out, f"  queries per batch   at most {explanation.queries_per_batch}, whatever its size")
     merging = "not needed: no two ways lead to one row" if explanation.consolidation_free else "needed"
     _line(out, f"  merging of rows     {merging}")
+
+
+def _maintenance(out: Console, maintenance: pb.Maintenance, local_views: int) -> None:
+    how = "named" if maintenance.named else "chosen"
+    _line(out, f"  algorithm       {maintenance.algorithm} ({how})")
+    _line(out, f"  consistency     {maintenance.consistency}")
+    for reason in maintenance.reasons:
+        _line(out, f"    {reason}")
+    _line(out, f"  message cost    {maintenance.message_cost} (n = {local_views})")
+    _line(out, f"  needs           {', '.join(maintenance.needs) or 'nothing'}")
 
 
 def _heading(out: Console, words: str) -> None:

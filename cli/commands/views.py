@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,16 @@ from cli import shapes, text
 from cli.client import DEFAULT_TIMEOUT, MediatorClient
 from cli.commands import explain
 from cli.commands.watch import change_lines
-from cli.options import DEFAULT_ADDRESS, Address, AsJson, Timeout, ViewName
+from cli.options import (
+    DEFAULT_ADDRESS,
+    Address,
+    AsJson,
+    AskedConsistency,
+    Force,
+    MaintenanceName,
+    Timeout,
+    ViewName,
+)
 from cli.output import console, emit_json, table
 from cli.progress import reporter
 from protos.lockstep.v1 import mediator_pb2 as pb
@@ -26,21 +34,14 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Create, list, show, drop, refresh, verify and compact views.")
 
 
-class Maintenance(StrEnum):
-    """The maintenance algorithms."""
-
-    SWEEP = "sweep"
-    SWEEP_PUBLISHED = "sweep-published"
-
-
 @app.command("create")
 def create(
     name: ViewName,
     sql: Annotated[str | None, typer.Option("--sql", help="SELECT over `source.relation` tables.")] = None,
     file: Annotated[Path | None, typer.Option("--file", help="Read the SELECT from this file.")] = None,
-    maintenance: Annotated[
-        Maintenance, typer.Option("--maintenance", help="The maintenance algorithm.")
-    ] = Maintenance.SWEEP,
+    maintenance: MaintenanceName = "",
+    consistency: AskedConsistency = None,
+    force: Force = False,
     allow_cross_join: Annotated[
         bool, typer.Option("--allow-cross-join", help="Cross joins are wanted.")
     ] = False,
@@ -56,16 +57,19 @@ def create(
     spec = pb.ViewSpec(
         name=name,
         sql=_sql(sql, file),
-        maintenance=maintenance.value,
+        maintenance=maintenance,
         allow_cross_join=allow_cross_join,
         max_batch=max_batch,
+        consistency=consistency or "",
+        force=force,
     )
     with MediatorClient(address, timeout) as mediator:
         view = create_view(mediator, spec)
     if as_json:
         emit_json(shapes.view(view))
     else:
-        print(f"view {name} is maintained: {text.count(view.rows, 'row')} at version {view.version}")
+        print(f"view {name} is maintained: {text.count(view.rows, 'row')} at version {view.version}, "
+              f"{view.maintenance.consistency} by {view.maintenance.algorithm}")  # fmt: skip
 
 
 def create_view(mediator: MediatorClient, spec: pb.ViewSpec) -> pb.View:
@@ -95,13 +99,14 @@ def list_views(
             str(view.version),
             text.number(view.rows),
             ", ".join(view.sources),
-            view.spec.maintenance or "sweep",
+            shapes.algorithm(view) or "",
+            view.maintenance.consistency,
             text.moment(shapes.time(view.committed_at)),
             view.problem,
         )
         for view in views
     ]
-    headings = ("view", "state", "version", "rows", "sources", "maintenance", "committed", "")
+    headings = ("view", "state", "version", "rows", "sources", "maintenance", "consistency", "committed", "")
     console().print(table(headings, rows, right=("version", "rows")))
 
 
@@ -127,13 +132,21 @@ def show(
         ("version", f"{view.version}, committed {text.moment(shapes.time(view.committed_at))}"),
         ("rows", text.number(view.rows)),
         ("vector", text.vector(view.vector)),
-        ("maintenance", view.spec.maintenance or "sweep"),
+        ("maintenance", shapes.algorithm(view) or "not known while it is not maintained"),
+        ("consistency", _consistency(view)),
         ("columns", ", ".join(f"{c['name']} {c['type']}" for c in shapes.columns(view.arrow_schema))),
         ("sql", " ".join(view.spec.sql.split())),
     ]
     for key, value in facts:
         out.print(Text.assemble((f"{key:<12}", "bold"), value), soft_wrap=True)
-    explain.show(out, answer.explanation)
+    if answer.HasField("explanation"):
+        explain.show(out, answer.explanation)
+
+
+def _consistency(view: pb.View) -> str:
+    """The level that the view has, and what it was asked to be."""
+    level = view.maintenance.consistency or "not known while it is not maintained"
+    return level + (f" ({view.spec.consistency} was asked for)" if view.spec.consistency else "")
 
 
 @app.command("drop")
@@ -188,7 +201,7 @@ def verify(
     """Recompute a view from its sources and compare; exit code 1 if it is wrong."""
     with MediatorClient(address, timeout) as mediator:
         result, differences = verify_view(mediator, name)
-    wrong = differences.num_rows
+    wrong = differences.num_rows + result.hidden_differences
     if as_json:
         emit_json({
             "view": name,
@@ -197,18 +210,23 @@ def verify(
             "rows": result.rows,
             "right": not wrong,
             "differences": [text.plain(row) for row in differences.to_pylist()],
+            "hidden_differences": result.hidden_differences,
         })  # fmt: skip
     elif not wrong:
         print(f"view {name} is right: version {result.version} equals the recompute, "
               f"{text.count(result.rows, 'row')}")  # fmt: skip
     else:
-        print(f"view {name} is WRONG at version {result.version}: {text.count(wrong, 'row')} of "
-              f"{text.number(result.rows)} differ; + has too much, - has too little")  # fmt: skip
+        shown = differences.num_rows
+        found = f"{text.count(shown, 'row')} of {text.number(result.rows)} differ"
+        print(f"view {name} is WRONG at version {result.version}: "
+              f"{found}; + has too much, - has too little")  # fmt: skip
         out = console()
         for line, style in change_lines(differences)[: limit or None]:
             out.print(Text(f"  {line}", style=style))
-        if limit and wrong > limit:
-            print(f"  … and {text.number(wrong - limit)} more (--limit 0 shows all)")
+        if limit and shown > limit:
+            print(f"  … and {text.number(shown - limit)} more (--limit 0 shows all)")
+        if result.hidden_differences:
+            print(f"  {text.count(result.hidden_differences, 'further row')} in hidden columns alone")
     if wrong:
         raise typer.Exit(1)
 

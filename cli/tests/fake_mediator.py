@@ -30,14 +30,24 @@ def version(number: int, source: str = "shop", *, batched: bool = False) -> pb.V
     return made
 
 
+MAINTENANCE = pb.Maintenance(
+    algorithm="nested-sweep",
+    consistency="strong",
+    reasons=["nested-sweep gives strong consistency", "source shop tells every transaction from the next"],
+    message_cost="at most n-1",
+    needs=["one local view per source"],
+)
+
+
 def view(name: str) -> pb.View:
     made = pb.View(
-        spec=pb.ViewSpec(name=name, sql="SELECT 1\n  FROM t", maintenance="sweep"),
+        spec=pb.ViewSpec(name=name, sql="SELECT 1\n  FROM t", consistency="weak"),
         version=12,
         rows=3456,
         arrow_schema=to_ipc(ROWS.slice(0, 0)),
         state="maintained",
         sources=["crm", "shop"],
+        maintenance=MAINTENANCE,
     )
     made.vector["shop"].ordinal = 120
     made.committed_at.FromDatetime(NOON)
@@ -52,6 +62,8 @@ EXPLANATION = pb.Explanation(
     queries_per_batch=2,
     batched_hops=["v_shop -> v_crm", "v_crm -> v_shop"],
     consolidation_free=True,
+    maintenance=MAINTENANCE,
+    hidden_columns=["_key_o_id"],
 )
 
 
@@ -63,6 +75,8 @@ class FakeMediator(mediator_pb2_grpc.MediatorServiceServicer):
         self.requests: list[Any] = []
         self.wrong = False
         """VerifyView finds differences."""
+        self.wrong_keys = 0
+        """How many more it finds in hidden columns."""
         self.down = False
         """A source of the views does not answer."""
 
@@ -90,6 +104,10 @@ class FakeMediator(mediator_pb2_grpc.MediatorServiceServicer):
         return pb.ListViewsResponse(views=[view("order_book"), view("stock")])
 
     def GetView(self, request: pb.GetViewRequest, context: Any) -> pb.GetViewResponse:
+        if request.name == "waiting":
+            found = view("waiting")
+            found.ClearField("maintenance")
+            return pb.GetViewResponse(view=found)
         return pb.GetViewResponse(view=view(request.name), explanation=EXPLANATION)
 
     def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
@@ -120,7 +138,8 @@ class FakeMediator(mediator_pb2_grpc.MediatorServiceServicer):
     def VerifyView(self, request: pb.VerifyViewRequest, context: Any) -> Iterator[pb.VerifyViewResponse]:
         yield pb.VerifyViewResponse(progress=pb.LoadProgress(phase="load", local_view="v_shop", rows=1))
         differences = to_ipc(CHANGE if self.wrong else NOTHING)
-        yield pb.VerifyViewResponse(result=pb.VerifyResult(version=12, rows=3, arrow=differences))
+        result = pb.VerifyResult(version=12, rows=3, arrow=differences, hidden_differences=self.wrong_keys)
+        yield pb.VerifyViewResponse(result=result)
 
     def CompactView(self, request: pb.CompactViewRequest, context: Any) -> pb.CompactViewResponse:
         return pb.CompactViewResponse(version=12, files_before=20, files_after=1)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +22,8 @@ def output(result: Result) -> str:
 
 def test_view_create_shows_progress_and_result(ask: Run, fake: FakeMediator) -> None:
     result = ask("view", "create", "v", "--sql", "SELECT 1", "--max-batch", "5", "--allow-cross-join")
-    assert output(result) == "view v is maintained: 3,456 rows at version 12\n"
+    expected = "view v is maintained: 3,456 rows at version 12, strong by nested-sweep\n"
+    assert output(result) == expected
     assert result.stderr.splitlines() == [
         "view v: planning",
         "view v: reading the sources: v_shop, 10 of about 500 rows",
@@ -30,10 +32,23 @@ def test_view_create_shows_progress_and_result(ask: Run, fake: FakeMediator) -> 
     spec = fake.requests[0].view
     assert (spec.sql, spec.maintenance, spec.max_batch, spec.allow_cross_join) == (
         "SELECT 1",
-        "sweep",
+        "",
         5,
         True,
     )
+    assert (spec.consistency, spec.force) == ("", False)
+
+
+def test_view_create_with_an_algorithm_and_a_level(ask: Run, fake: FakeMediator) -> None:
+    options = ("--sql", "SELECT 1", "--maintenance", "strobe", "--consistency", "strong", "--force")
+    created = json.loads(output(ask("view", "create", "v", *options, "--json")))
+    spec = pb.ViewSpec(name="v", sql="SELECT 1", maintenance="strobe", consistency="strong", force=True)
+    assert fake.requests[0].view == spec
+    assert (created["maintenance"], created["maintenance_named"]) == ("nested-sweep", False)
+    assert (created["consistency"], created["asked_consistency"]) == ("strong", "weak")
+    result = ask("view", "create", "v", "--sql", "SELECT 1", "--consistency", "perfect")
+    assert result.exit_code != 0
+    assert "convergent" in result.output
 
 
 def test_view_create_from_a_file(ask: Run, fake: FakeMediator, tmp_path: Path) -> None:
@@ -57,6 +72,7 @@ def test_view_list(ask: Run) -> None:
         ["order_book", "maintained", "12", "3,456"],
         ["stock", "maintained", "12", "3,456"],
     ]
+    assert all(re.search(r"crm, shop +nested-sweep +strong ", line) for line in lines if "maintained" in line)
     listed = json.loads(output(ask("view", "list", "--json")))
     assert [view["name"] for view in listed] == ["order_book", "stock"]
     assert listed[0]["vector"] == {"shop": {"ordinal": 120}}
@@ -68,7 +84,16 @@ def test_view_show(ask: Run) -> None:
     shown = output(ask("view", "show", "stock"))
     for expected in ("stock", "SELECT 1 FROM t", "shop@120", "name string, qty int64", "v_crm ON cust = id"):
         assert expected in shown
+    assert "maintenance nested-sweep\n" in shown
+    assert "consistency strong (weak was asked for)\n" in shown
     assert json.loads(output(ask("view", "show", "stock", "--json")))["explanation"]["queries_per_batch"] == 2
+
+
+def test_view_show_of_a_view_that_is_not_maintained(ask: Run) -> None:
+    shown = output(ask("view", "show", "waiting"))
+    assert "maintenance not known while it is not maintained" in shown
+    assert "local views" not in shown
+    assert json.loads(output(ask("view", "show", "waiting", "--json")))["maintenance"] is None
 
 
 def test_view_drop_refresh_compact(ask: Run) -> None:
@@ -98,6 +123,17 @@ def test_view_verify(ask: Run, fake: FakeMediator) -> None:
     found = json.loads(result.stdout)
     assert found["right"] is False
     assert found["differences"][1] == {"name": "Ben", "qty": 2, "_count": 2}
+
+
+def test_view_verify_tells_of_hidden_columns(ask: Run, fake: FakeMediator) -> None:
+    fake.wrong_keys = 2
+    result = ask("view", "verify", "v")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
+        "view v is WRONG at version 12: 0 rows of 3 differ; + has too much, - has too little",
+        "  2 further rows in hidden columns alone",
+    ]
+    assert json.loads(ask("view", "verify", "v", "--json").stdout)["right"] is False
 
 
 def test_query_as_a_table(ask: Run, fake: FakeMediator) -> None:
@@ -183,6 +219,11 @@ def test_status(ask: Run) -> None:
 def test_explain(ask: Run, fake: FakeMediator) -> None:
     shown = output(ask("explain", "order_book"))
     for expected in (
+        "  algorithm       nested-sweep (chosen)",
+        "  consistency     strong\n    nested-sweep gives strong consistency\n    source shop tells",
+        "  message cost    at most n-1 (n = 1)",
+        "  needs           one local view per source",
+        "  hidden columns  _key_o_id",
         "v_shop at shop",
         "    FROM orders o",
         "SELECT * FROM v_shop JOIN v_crm",
@@ -196,4 +237,15 @@ def test_explain(ask: Run, fake: FakeMediator) -> None:
     assert fake.requests[0] == pb.ExplainRequest(view="order_book")
     spec = pb.ViewSpec(name="explained", sql="SELECT 1 FROM a.b", allow_cross_join=True)
     assert fake.requests[1].spec == spec
-    assert json.loads(output(ask("explain", "v", "--json")))["batched_hops"][0] == "v_shop -> v_crm"
+    explained = json.loads(output(ask("explain", "v", "--json")))
+    assert explained["batched_hops"][0] == "v_shop -> v_crm"
+    assert explained["maintenance"]["needs"] == ["one local view per source"]
+
+
+def test_explain_under_another_algorithm(ask: Run, fake: FakeMediator) -> None:
+    ask("explain", "SELECT 1 FROM a.b", "--maintenance", "ivma", "--force")
+    spec = pb.ViewSpec(name="explained", sql="SELECT 1 FROM a.b", maintenance="ivma", force=True)
+    assert fake.requests[0].spec == spec
+    ask("explain", "order_book", "--consistency", "strong")
+    spec = pb.ViewSpec(name="order_book", sql="SELECT 1\n  FROM t", consistency="strong")
+    assert fake.requests[1].spec == spec

@@ -21,6 +21,7 @@ views:
   order_book:
     sql: SELECT o.id FROM shop.orders o
     allow_cross_join: true
+  stock: {sql: SELECT s.id FROM shop.stock s, maintenance: strobe, consistency: strong, force: true}
 """
 
 
@@ -44,7 +45,9 @@ def test_the_whole_file(write: Write, tmp_path: Path) -> None:
     assert loaded.sources["shop"].relations == ("orders", "lineitem")
     assert loaded.sources["crm"].url == f"duckdb:///{tmp_path}/data/crm.duckdb"
     assert loaded.sources["crm"].options == {"poll": 0}
-    assert loaded.views["order_book"].maintenance == "sweep"
+    book, stock = loaded.views["order_book"], loaded.views["stock"]
+    assert (book.maintenance, book.consistency, book.force) == ("", None, False)
+    assert (stock.maintenance, stock.consistency, stock.force) == ("strobe", "strong", True)
     assert loaded.views["order_book"].allow_cross_join is True
     assert list(loaded.served) == ["shop", "crm"]
     assert [loaded.address(name) for name in loaded.sources] == [
@@ -130,6 +133,7 @@ BAD = {
         "shop.yaml: sources.shop: `adapter`",
     ),
     "nothing": ("sources: {shop: {listen: 'h:1'}}", "shop.yaml: sources.shop: give `adapter` and `url`"),
+    "consistency": ("views: {v: {sql: x, consistency: best}}", "shop.yaml: views.v.consistency: "),
     "no sql": ("views: {v: {}}", "shop.yaml: views.v.sql: is missing"),
     "name": ("views: {a-b: {sql: x}}", "shop.yaml: views.a-b: a name starts with a letter"),
     "batch": ("mediator: {max_batch: 0}", "shop.yaml: mediator.max_batch: input should be greater than"),

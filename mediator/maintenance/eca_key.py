@@ -2,14 +2,19 @@
 
 Problem. ECA's queries grow with every update that arrives before they are answered.
 
-Wrong way. Apply a deletion to the view at once: the view would show it without the insertions before it,
-whose answers are still to come.
+Wrong ways. Apply a deletion to the view at once: the view would show it without the insertions before it,
+whose answers are still to come. Forget a deletion once it is applied to the copy: if a row is inserted and
+soon deleted again, the answer for its insertion still comes, and brings it back for ever.
 
 Chosen way. Work on a copy of the view, COLLECT. A deletion removes rows from it by key. An insertion asks for
 V⟨U_i⟩, and the answer is added without duplicates: what two queries both bring is one row by its key. The
-copy becomes the view when no query is unanswered. An answer that is still to come holds no deleted row: had
-it been evaluated before the deletion, it would have arrived before it, since there is one source and its
-messages are in order. With several sources this fails, and Strobe has to remember deletions for each query.
+copy becomes the view when no query is unanswered.
+
+An answer that is still to come holds no row of another relation that was deleted: had it been evaluated
+before the deletion, it would have arrived before it, since there is one source and its messages are in order.
+What it does hold is U_i itself, which is a part of the query and not read from the source. So deletions from
+the relations that a query has rows for, and only those, are remembered for its answer. With several sources
+an answer may hold any deleted row, and Strobe remembers them all.
 
 The copy is not made: COLLECT is kept as the list of what was done to it.
 
@@ -45,26 +50,37 @@ class EcaKey(Maintenance):
     single_source = True
 
     def maintain(self, view: ViewContext) -> Process:
+        assert view.keys is not None
         unanswered = Tasks()
+        queries: dict[int, Mapping[int, Relation]] = {}
+        pending: dict[int, list[tuple[int, Relation]]] = {}
         collect = ActionList(view)
         received: list[Update] = []
         while True:
             event = yield from unanswered.next()
             if isinstance(event, Update):
                 for node, deleted in deletions(event).items():
+                    for query in unanswered:
+                        if node in queries[query]:
+                            pending[query].append((node, deleted))
                     collect.key_delete(node, deleted)
                 inserted = insertions(event)
                 if inserted:
-                    unanswered.start(event.number, evaluate_at_source(view, _query(inserted)))
+                    queries[event.number], pending[event.number] = inserted, []
+                    unanswered.start(event.number, evaluate_at_source(view, _terms(inserted)))
                 received.append(event)
             else:
-                collect.insert(event.result)
+                answer = event.result
+                del queries[event.key]
+                for node, deleted in pending.pop(event.key):
+                    answer = view.keys.delete(answer, node, deleted)
+                collect.insert(answer)
             if not len(unanswered):
                 change = yield from collect.apply()
                 yield Settle(change, tuple(received))
                 received.clear()
 
 
-def _query(inserted: Mapping[int, Relation]) -> list[Term]:
+def _terms(inserted: Mapping[int, Relation]) -> list[Term]:
     """V⟨U⟩ for each relation inserted into, as one query."""
     return [Term(1, {node: rows}) for node, rows in inserted.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from concurrent import futures
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pytest
 from algebra.arrow_ipc import to_ipc
 from algebra.errors import LockstepError
 from algebra.expressions import ColumnRef
+from algebra.global_transaction import GlobalTransaction
 from algebra.local_view import LocalView, Occurrence, OutputColumn
 from algebra.position import Position
 from mediator.channel import SourceChannel, SourceUpdate
@@ -24,12 +25,17 @@ INT = pa.int64()
 VIEW = LocalView("v.s", "s", (Occurrence("r", "r"),), (), (), (OutputColumn("x", ColumnRef("r", "x"), INT),))
 
 
+DEFINED = pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=VIEW.name))
+
+
 class ScriptedWrapper(wrapper_pb2_grpc.WrapperServiceServicer):
     """A wrapper that sends what a test tells it to, once a local view is defined or a query asked."""
 
     def __init__(self) -> None:
         self.script: queue.SimpleQueue[pb.ExchangeResponse] = queue.SimpleQueue()
         self.requests: queue.SimpleQueue[pb.ExchangeRequest] = queue.SimpleQueue()
+        self.confirms = True
+        """It says at once that it has taken up a local view."""
 
     def DescribeSource(
         self, request: pb.DescribeSourceRequest, context: grpc.ServicerContext
@@ -47,6 +53,9 @@ class ScriptedWrapper(wrapper_pb2_grpc.WrapperServiceServicer):
         yield pb.ExchangeResponse(attached=pb.Attached(source="s"))
         for request in request_iterator:
             self.requests.put(request)
+            if request.WhichOneof("message") == "define" and self.confirms:
+                name = request.define.local_view.name
+                yield pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=name))
             if request.WhichOneof("message") in ("define", "query"):
                 while not self.script.empty():
                     yield self.script.get()
@@ -123,12 +132,25 @@ def wait_for_problem(setup: Setup) -> str:
 def test_updates_and_answers_arrive_in_order(setup: Setup) -> None:
     for response in (update(3, 5), progress(5)):
         setup.wrapper.script.put(response)
-    setup.channel.define(VIEW, Position(2))
+    setup.channel.define([VIEW], Position(2))
     setup.channel.wait_delivered(VIEW.name, Position(5), 30)
     assert [u.positions for u in setup.updates] == [(Position(3), Position(5))]
     setup.wrapper.script.put(result(1, 5, pa.table({"x": pa.array([7], INT)})))
     answer = setup.channel.ask(VIEW, None).result(timeout=30)
     assert (answer.rows["x"].to_pylist(), answer.position) == ([7], Position(5))
+
+
+def test_updates_carry_the_marks_of_their_transactions(setup: Setup) -> None:
+    message = update(3, 4, 5)
+    one = types_pb2.GlobalTransaction(id="x", participants=["s", "t"])
+    other = types_pb2.GlobalTransaction(id="y", participants=["s"])
+    message.update.transactions[1].part_of.append(one)
+    message.update.transactions[2].part_of.extend([other, one])
+    setup.wrapper.script.put(message)
+    setup.channel.define([VIEW], Position(2))
+    setup.channel.wait_delivered(VIEW.name, Position(5), 30)
+    x, y = GlobalTransaction("x", frozenset({"s", "t"})), GlobalTransaction("y", frozenset({"s"}))
+    assert [u.marks for u in setup.updates] == [(None, x, GlobalTransaction.joined([x, y]))]
 
 
 @pytest.mark.parametrize(
@@ -145,12 +167,12 @@ def test_a_broken_order_ends_the_stream(
 ) -> None:
     for message in messages:
         setup.wrapper.script.put(message)
-    setup.channel.define(VIEW, Position(2))
+    setup.channel.define([VIEW], Position(2))
     assert wait_for_problem(setup) == problem
 
 
 def test_an_answer_from_another_position_than_reported_is_refused(setup: Setup) -> None:
-    setup.channel.define(VIEW, Position(2))
+    setup.channel.define([VIEW], Position(2))
     for message in (progress(5), result(1, 6, pa.table({"x": pa.array([7], INT)}))):
         setup.wrapper.script.put(message)
     future = setup.channel.ask(VIEW, None)
@@ -159,7 +181,7 @@ def test_an_answer_from_another_position_than_reported_is_refused(setup: Setup) 
 
 
 def test_rows_that_do_not_fit_the_local_view_are_refused(setup: Setup) -> None:
-    setup.channel.define(VIEW, Position(2))
+    setup.channel.define([VIEW], Position(2))
     for message in (progress(5), result(1, 5, pa.table({"x": ["text"]}))):
         setup.wrapper.script.put(message)
     setup.channel.ask(VIEW, None)
@@ -167,9 +189,32 @@ def test_rows_that_do_not_fit_the_local_view_are_refused(setup: Setup) -> None:
 
 
 def test_a_failed_query_tells_why(setup: Setup) -> None:
-    setup.channel.define(VIEW, Position(2))
+    setup.channel.define([VIEW], Position(2))
     setup.wrapper.script.put(
         pb.ExchangeResponse(error=pb.ExchangeError(reason="REFUSED", message="no", query_id=1))
     )
     with pytest.raises(LockstepError, match="source 's': no"):
         setup.channel.ask(VIEW, None).result(timeout=30)
+
+
+def test_only_what_comes_after_a_definition_is_about_it(setup: Setup) -> None:
+    """Progress that left the wrapper before it took up a local view does not speak for its changes."""
+    setup.channel.define([VIEW], Position(2))
+    setup.channel.wait_delivered(VIEW.name, Position(2), 30)
+    setup.wrapper.confirms = False
+    for message in (progress(9), update(3), DEFINED, update(3, 5), progress(9)):
+        setup.wrapper.script.put(message)
+    setup.channel.define([VIEW], Position(2))
+    setup.channel.wait_delivered(VIEW.name, Position(9), 30)
+    assert [u.positions for u in setup.updates if u.deltas] == [(Position(3), Position(5))]
+
+
+def test_local_views_are_defined_together(setup: Setup) -> None:
+    other = replace(VIEW, name="v.s.2")
+    setup.channel.define([VIEW, other], Position(2))
+    found: list[tuple[str, bool]] = []
+    while len(found) < 2:
+        request = setup.wrapper.requests.get(timeout=30)
+        if request.WhichOneof("message") == "define":
+            found.append((request.define.local_view.name, request.define.more))
+    assert found == [("v.s", True), ("v.s.2", False)]

@@ -35,6 +35,8 @@ SCHEMA = pa.schema(
     ]
 )
 _EMPTY = no_rows(storage_of(SCHEMA))
+_HIDDEN = {b"lockstep.hidden": b"true"}
+"""Marks a hidden column in `arrow_schema`."""
 
 
 class Definitions:
@@ -73,7 +75,7 @@ class Definitions:
                 "view": view.name,
                 "view_id": view.view_id,
                 "spec": json.dumps(view.spec),
-                "arrow_schema": base64.b64encode(view.schema.serialize().to_pybytes()).decode(),
+                "arrow_schema": base64.b64encode(_marked(view).serialize().to_pybytes()).decode(),
                 "state_version": view.state_version,
                 "dropped": dropped,
                 "at": at,
@@ -94,9 +96,17 @@ class Definitions:
                 self._views[view.view_id] = view
 
 
-def new_view(name: str, view_id: str, spec: dict[str, object], schema: pa.Schema) -> StoredView:
+def new_view(
+    name: str, view_id: str, spec: dict[str, object], schema: pa.Schema, hidden: tuple[str, ...] = ()
+) -> StoredView:
     """A view whose state is to be its version 0."""
-    return StoredView(name, view_id, spec, schema, 0, storage_of(schema))
+    return StoredView(name, view_id, spec, schema, 0, storage_of(schema), hidden)
+
+
+def _marked(view: StoredView) -> pa.Schema:
+    """The view's columns, the hidden ones marked."""
+    fields = [f.with_metadata(_HIDDEN) if f.name in view.hidden else f for f in view.schema]
+    return pa.schema(fields)
 
 
 def _stored(row: dict[str, object]) -> StoredView:
@@ -110,4 +120,5 @@ def _stored(row: dict[str, object]) -> StoredView:
         schema,
         state_version,
         storage_of(schema),
+        tuple(f.name for f in schema if f.metadata and f.metadata.items() >= _HIDDEN.items()),
     )

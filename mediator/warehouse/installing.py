@@ -38,13 +38,14 @@ def create(
     schema: pa.Schema,
     state: Sequence[Path] | pa.Table | pa.RecordBatchReader,
     version: VersionRow,
+    hidden: tuple[str, ...],
 ) -> VersionRecord:
     """Makes a view with its version 0; the caller holds the lock."""
     if name in store.names:
         raise AlreadyExistsError(f"there is a view {name!r} already")
     if version.version != 0:
         raise OrderingViolationError(f"view {name!r} must begin with version 0, not {version.version}")
-    view = new_view(name, store.awaited_id(name), dict(spec), schema)
+    view = new_view(name, store.awaited_id(name), dict(spec), schema, hidden)
     data = store.new_data(view)
     with store.steps("state.write"):
         files = data.state_files(0, state if isinstance(state, Sequence) else _tables(state))

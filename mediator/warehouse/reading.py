@@ -22,7 +22,7 @@ _WINDOW_ROWS = 250_000
 
 
 def read(store: Store, name: str, version: int | None) -> pa.RecordBatchReader:
-    """The view at a version: its columns and `_count`, in normal form."""
+    """The view at a version: its columns, hidden ones too, and `_count`, in normal form."""
     with store.lock:
         pin = store.graveyard.pin()
         snapshot, number = store.at(name, version)
@@ -95,14 +95,15 @@ def _changes(store: Store, name: str, low: int, high: int) -> Iterator[tuple[Ver
         with store.lock:
             pin = store.graveyard.pin()
             snapshot, _ = store.at(name, None)
-        schema = declared_schema(snapshot.view.storage, counted=True)
+        shown = snapshot.view.visible
+        schema = declared_schema(shown, counted=True)
         if any(version.changed_rows for version in window):
             rows = store.duck.table(change_scan(snapshot, window[0].version, window[-1].version))
         else:
             rows = pa.schema([pa.field(VERSION, pa.int64()), *schema]).empty_table()
         pin.release()
         numbers = np.asarray(rows[VERSION].to_numpy(), np.int64)
-        table = snapshot.view.storage.restore_table(rows.drop_columns([VERSION]), schema)
+        table = shown.restore_table(rows.drop_columns([VERSION]), schema)
         bounds = np.searchsorted(numbers, np.arange(window[0].version, window[-1].version + 2)).tolist()
         for version, start, stop in zip(window, bounds, bounds[1:], strict=False):
             yield version, table.slice(start, stop - start)

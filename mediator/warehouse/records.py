@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ class ViewInstall:
 class StoredView:
     """A view's definition as the warehouse keeps it.
 
-    `schema` holds the view's columns. `state_version` is the version that its compacted state holds.
+    `schema` holds the view's columns, `hidden` names those of them that only maintenance needs and no reader
+    is shown. `state_version` is the version that its compacted state holds.
     """
 
     name: str
@@ -80,6 +82,17 @@ class StoredView:
     schema: pa.Schema
     state_version: int
     storage: Storage = field(compare=False)
+    hidden: tuple[str, ...] = ()
+
+    @cached_property
+    def visible(self) -> Storage:
+        """The stored form of the columns that readers are shown."""
+        return Storage(tuple(c for c in self.storage.columns if c.name not in self.hidden))
+
+    @property
+    def visible_schema(self) -> pa.Schema:
+        """The columns that readers are shown."""
+        return pa.schema([f for f in self.schema if f.name not in self.hidden])
 
 
 @dataclass(frozen=True)

@@ -100,13 +100,26 @@ def counted_scan(snapshot: ViewSnapshot, version: int) -> Scan:
     )
 
 
-def change_scan(snapshot: ViewSnapshot, low: int, high: int) -> Scan:
-    """The changes of versions low..high, each in normal form: `_version`, declared columns, `_count`."""
-    storage = snapshot.view.storage
-    changes = _changes(snapshot, low, high) or Scan(no_rows(storage, COUNT, VERSION))
-    grouped = ", ".join([VERSION, *(column.quoted for column in storage.columns)])
+def visible_counted_scan(snapshot: ViewSnapshot, version: int) -> Scan:
+    """The view at that version as readers may see it: visible stored columns and `_count`, in normal form."""
+    counted = counted_scan(snapshot, version)
+    if not snapshot.view.hidden:
+        return counted
+    columns = ", ".join(column.quoted for column in snapshot.view.visible.columns)
     return Scan(
-        f"SELECT {VERSION}, {_restored(storage.columns)}, {COUNT} FROM ("
+        f"SELECT {columns}, CAST(sum({COUNT}) AS BIGINT) AS {COUNT} FROM ({counted.sql}) "
+        f"GROUP BY {columns} HAVING sum({COUNT}) <> 0",
+        counted.tables,
+    )
+
+
+def change_scan(snapshot: ViewSnapshot, low: int, high: int) -> Scan:
+    """The changes of versions low..high, each in normal form: `_version`, visible columns, `_count`."""
+    columns = snapshot.view.visible.columns
+    changes = _changes(snapshot, low, high) or Scan(no_rows(snapshot.view.storage, COUNT, VERSION))
+    grouped = ", ".join([VERSION, *(column.quoted for column in columns)])
+    return Scan(
+        f"SELECT {VERSION}, {_restored(columns)}, {COUNT} FROM ("
         f"SELECT {grouped}, CAST(sum({COUNT}) AS BIGINT) AS {COUNT} FROM ({changes.sql}) "
         f"GROUP BY {grouped} HAVING sum({COUNT}) <> 0) ORDER BY {VERSION}",
         changes.tables,
@@ -114,16 +127,23 @@ def change_scan(snapshot: ViewSnapshot, low: int, high: int) -> Scan:
 
 
 def declared_scan(snapshot: ViewSnapshot, version: int) -> Scan:
-    """The view at that version with its declared names and types, and `_count`."""
+    """The view at that version with its declared names and types, hidden columns too, and `_count`."""
     counted = counted_scan(snapshot, version)
     columns = _restored(snapshot.view.storage.columns)
+    return Scan(f"SELECT {columns}, {COUNT} FROM ({counted.sql})", counted.tables)
+
+
+def visible_scan(snapshot: ViewSnapshot, version: int) -> Scan:
+    """The view at that version as users see it, with `_count`: declared names and types, in normal form."""
+    counted = visible_counted_scan(snapshot, version)
+    columns = _restored(snapshot.view.visible.columns)
     return Scan(f"SELECT {columns}, {COUNT} FROM ({counted.sql})", counted.tables)
 
 
 def bag_scan(snapshot: ViewSnapshot, version: int) -> Scan:
     """The view at that version as users see it: declared columns, each row as often as it occurs."""
     counted = counted_scan(snapshot, version)
-    columns = _restored(snapshot.view.storage.columns)
+    columns = _restored(snapshot.view.visible.columns)
     return Scan(f"SELECT {columns} FROM {repeated(counted.sql)}", counted.tables)
 
 

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from algebra.errors import ConfigurationError
 from algebra.schema import COUNT
-from mediator.warehouse.scan import ViewSnapshot, counted_scan, repeated
+from mediator.warehouse.scan import ViewSnapshot, counted_scan, repeated, visible_counted_scan
 from mediator.warehouse.storage import Storage, quote
 from mediator.warehouse.warehouse import Warehouse
 
@@ -66,8 +66,8 @@ class LockstepDataSource(DataSource):
 
     def schema(self) -> StructType:
         with self._open() as warehouse:
-            storage = warehouse.view(self._option("view")).storage
-        return from_arrow_schema(_schema(storage, self._counted), prefer_timestamp_ntz=True)
+            shown = warehouse.view(self._option("view")).visible
+        return from_arrow_schema(_schema(shown, self._counted), prefer_timestamp_ntz=True)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with self._open() as warehouse:
@@ -123,11 +123,11 @@ class LockstepReader(DataSourceReader):
 
 
 def _plan(snapshot: ViewSnapshot, version: int, counted: bool, parts: int) -> list[ScanPartition]:
-    storage = snapshot.view.storage
-    columns = [column.quoted for column in storage.columns]
-    named = [f"{column.quoted} AS {quote(column.name)}" for column in storage.columns]
-    rows = counted_scan(snapshot, version).sql
-    schema = _schema(storage, counted)
+    shown = snapshot.view.visible
+    columns = [column.quoted for column in shown.columns]
+    named = [f"{column.quoted} AS {quote(column.name)}" for column in shown.columns]
+    rows = (visible_counted_scan if counted else counted_scan)(snapshot, version).sql
+    schema = _schema(shown, counted)
     plan = []
     for part in range(parts):
         share = rows

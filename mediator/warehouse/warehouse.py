@@ -38,7 +38,7 @@ from mediator.warehouse.graveyard import Pin
 from mediator.warehouse.lock import WriterLock
 from mediator.warehouse.records import CompactResult, StoredView, VersionRecord, VersionRow, ViewInstall
 from mediator.warehouse.recovery import recover
-from mediator.warehouse.scan import Scan, ViewSnapshot, bag_scan, declared_scan
+from mediator.warehouse.scan import Scan, ViewSnapshot, bag_scan, visible_scan
 from mediator.warehouse.store import Store
 
 
@@ -137,14 +137,16 @@ class Warehouse:
         schema: pa.Schema,
         state: Sequence[Path] | pa.Table | pa.RecordBatchReader,
         version: VersionRow,
+        hidden: Sequence[str] = (),
     ) -> VersionRecord:
         """Makes a view with its version 0; a crash at any point leaves no view.
 
         `state` holds the view's columns and `_count` in normal form: a table, a stream, or Parquet files in a
-        folder that `stage_directory(name)` gave. Raises AlreadyExistsError.
+        folder that `stage_directory(name)` gave. Columns named by `hidden` are stored with the others; `read`
+        gives them, and nothing else does. Raises AlreadyExistsError.
         """
         with self._writing():
-            return installing.create(self._store, name, spec, schema, state, version)
+            return installing.create(self._store, name, spec, schema, state, version, tuple(hidden))
 
     def drop_view(self, name: str) -> None:
         """Ends a view and removes its data, as soon as nobody in this process reads it."""
@@ -184,7 +186,10 @@ class Warehouse:
     # Reading
 
     def read(self, view: str, version: int | None = None) -> pa.RecordBatchReader:
-        """The view at a version (default: the newest): its columns and `_count`, in normal form."""
+        """The view at a version (default: the newest): its columns and `_count`, in normal form.
+
+        Hidden columns are among them: this is for maintenance.
+        """
         return reading.read(self._store, view, version)
 
     def query(
@@ -202,6 +207,7 @@ class Warehouse:
     ) -> Iterator[tuple[VersionRecord, pa.Table]]:
         """Each version after `after`, with its change in normal form: the view's columns and `_count`.
 
+        Hidden columns are left out: a version that changed nothing else has no rows here.
         Ends at `up_to`, or at the version that is the newest when this is called. Raises PositionTrimmedError
         if that history is not there, NotFoundError if `after` does not exist yet.
         """
@@ -217,7 +223,7 @@ class Warehouse:
         Rows come as often as they occur; with `counted`, once and with `_count`.
         """
         snapshot, number = self._store.at(view, version)
-        return declared_scan(snapshot, number) if counted else bag_scan(snapshot, number)
+        return visible_scan(snapshot, number) if counted else bag_scan(snapshot, number)
 
     def snapshot(self, view: str) -> ViewSnapshot:
         """The files that hold the view now, for readers that plan their own reading."""

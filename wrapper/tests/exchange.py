@@ -66,11 +66,11 @@ class Mediator:
     def describe(self) -> pb.DescribeSourceResponse:
         return self.stub.DescribeSource(pb.DescribeSourceRequest())
 
-    def decompose(self, sql: str) -> Decomposition:
+    def decompose(self, sql: str, name: str = "V") -> Decomposition:
         """The parts of a view over this source alone."""
         described = self.describe()
         catalog = catalog_from_proto(described.source, list(described.relations))
-        return decompose("V", sql, {catalog.source: catalog})
+        return decompose(name, sql, {catalog.source: catalog})
 
     def define(self, view: LocalView, after: Position) -> None:
         self.send(

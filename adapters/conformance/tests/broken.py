@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from adapters.conformance.tests import broken_changes, broken_fetch, broken_lifecycle, broken_types
+from adapters.conformance.tests import (
+    broken_changes,
+    broken_fetch,
+    broken_lifecycle,
+    broken_marks,
+    broken_types,
+)
 from adapters.conformance.tests.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *broken_changes.FAULTS,
     *broken_fetch.FAULTS,
     *broken_lifecycle.FAULTS,
+    *broken_marks.FAULTS,
     *broken_types.FAULTS,
 )

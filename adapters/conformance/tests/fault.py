@@ -111,7 +111,7 @@ def edit_changes(
         for relation, delta in entry.deltas.items()
     }
     kept = {relation: delta for relation, delta in deltas.items() if not delta.is_empty}
-    return SourceTransaction(entry.position, kept, entry.batched)
+    return SourceTransaction(entry.position, kept, entry.batched, entry.part_of)
 
 
 __all__ = [

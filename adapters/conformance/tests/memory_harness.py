@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from adapters.conformance import Delete, Harness, Insert, Operation, Overwrite, Update, Writer
+from adapters.conformance import Delete, Harness, Insert, Mark, Operation, Overwrite, Update, Writer
+from adapters.global_marks import MARKER
 from adapters.memory import MemoryAdapter, MemoryDatabase
 from adapters.spi import Adapter, SourceConfig
 from algebra.schema import RelationSchema
@@ -39,6 +40,8 @@ class MemoryWriter(Writer):
                         tx.update(relation, [before], [after])
                     case Overwrite(relation, old, after):
                         tx.update(relation, [old] if old else [], [after])
+                    case Mark(id, participants):
+                        tx.mark(id, participants)
 
     def rollback(self) -> None:
         self._operations = []
@@ -74,6 +77,6 @@ class MemoryHarness(Harness):
             [
                 *(f"table {name}" for name in version.schemas),
                 *capture,
-                *(["change log"] if version.capture else []),
+                *(["change log", f"table {MARKER}"] if version.capture else []),
             ]
         )

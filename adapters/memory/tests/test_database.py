@@ -103,3 +103,23 @@ def test_a_wrong_url_is_a_configuration_error(url: str) -> None:
     adapter = MemoryAdapter(SourceConfig("shop", "memory", url))
     with pytest.raises(ConfigurationError):
         adapter.catalog()
+
+
+def test_a_mark_needs_a_prepared_capture(database: MemoryDatabase) -> None:
+    before = database.version
+
+    def mark() -> None:
+        with database.transaction() as tx:
+            tx.insert("item", [(1, "a")])
+            tx.mark("x", "shop")
+
+    with pytest.raises(ConfigurationError, match="no marker table"):
+        mark()
+    assert database.version is before
+
+
+def test_prepare_and_remove_name_the_marker_table(database: MemoryDatabase) -> None:
+    adapter = MemoryAdapter(SourceConfig("shop", "memory", "memory:///shop"))
+    assert sum("_lockstep_global" in step for step in adapter.prepare(["item"])) == 1
+    assert sum("_lockstep_global" in step for step in adapter.prepare(["note"])) == 0
+    assert sum("_lockstep_global" in step for step in adapter.remove()) == 1

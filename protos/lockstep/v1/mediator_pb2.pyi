@@ -31,16 +31,24 @@ class ViewSpec(_message.Message):
     MAINTENANCE_FIELD_NUMBER: _builtins.int
     ALLOW_CROSS_JOIN_FIELD_NUMBER: _builtins.int
     MAX_BATCH_FIELD_NUMBER: _builtins.int
+    CONSISTENCY_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     sql: _builtins.str
     """SELECT over `source.relation` tables."""
     maintenance: _builtins.str
-    """The maintenance algorithm; empty means sweep."""
+    """The maintenance algorithm; empty means the one for `consistency`."""
     allow_cross_join: _builtins.bool
     """Cross joins are wanted."""
     max_batch: _builtins.int
     """How many transactions one sweep takes at most; 0 means the mediator's default."""
+    consistency: _builtins.str
+    """The level the view must have: complete, strong, weak, convergent; empty means
+    what it gets.
+    """
+    force: _builtins.bool
+    """Algorithms that are wrong under concurrency are wanted."""
     def __init__(
         self,
         *,
@@ -49,14 +57,62 @@ class ViewSpec(_message.Message):
         maintenance: _builtins.str = ...,
         allow_cross_join: _builtins.bool = ...,
         max_batch: _builtins.int = ...,
+        consistency: _builtins.str = ...,
+        force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_cross_join", b"allow_cross_join", "maintenance", b"maintenance", "max_batch", b"max_batch", "name", b"name", "sql", b"sql"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_cross_join", b"allow_cross_join", "consistency", b"consistency", "force", b"force", "maintenance", b"maintenance", "max_batch", b"max_batch", "name", b"name", "sql", b"sql"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ViewSpec: _TypeAlias = ViewSpec  # noqa: Y015
+
+@_typing.final
+class Maintenance(_message.Message):
+    """Maintenance tells by what a view is kept, and what that promises."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALGORITHM_FIELD_NUMBER: _builtins.int
+    NAMED_FIELD_NUMBER: _builtins.int
+    CONSISTENCY_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    MESSAGE_COST_FIELD_NUMBER: _builtins.int
+    NEEDS_FIELD_NUMBER: _builtins.int
+    algorithm: _builtins.str
+    """The algorithm."""
+    named: _builtins.bool
+    """The view's declaration names it; else it was chosen."""
+    consistency: _builtins.str
+    """The level that follows: complete, strong, weak, convergent, none."""
+    message_cost: _builtins.str
+    """Maintenance queries per update, for n local views."""
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Why: what the algorithm gives and what each source allows, in words."""
+
+    @_builtins.property
+    def needs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the algorithm needs of a view, in words; empty means nothing."""
+
+    def __init__(
+        self,
+        *,
+        algorithm: _builtins.str = ...,
+        named: _builtins.bool = ...,
+        consistency: _builtins.str = ...,
+        reasons: _abc.Iterable[_builtins.str] | None = ...,
+        message_cost: _builtins.str = ...,
+        needs: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "consistency", b"consistency", "message_cost", b"message_cost", "named", b"named", "needs", b"needs", "reasons", b"reasons"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Maintenance: _TypeAlias = Maintenance  # noqa: Y015
 
 @_typing.final
 class LoadProgress(_message.Message):
@@ -305,12 +361,13 @@ class View(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     COMMITTED_AT_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    MAINTENANCE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The newest visible version."""
     rows: _builtins.int
     """Rows at that version, duplicates counted."""
     arrow_schema: _builtins.bytes
-    """An Arrow IPC stream without rows: the view's columns."""
+    """An Arrow IPC stream without rows: the view's columns that are shown."""
     state: _builtins.str
     """maintained, paused."""
     problem: _builtins.str
@@ -331,6 +388,10 @@ class View(_message.Message):
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The sources it joins."""
 
+    @_builtins.property
+    def maintenance(self) -> Global___Maintenance:
+        """How it is kept; absent while it is not."""
+
     def __init__(
         self,
         *,
@@ -343,10 +404,11 @@ class View(_message.Message):
         problem: _builtins.str = ...,
         committed_at: _timestamp_pb2.Timestamp | None = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
+        maintenance: Global___Maintenance | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed_at", b"committed_at", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed_at", b"committed_at", "maintenance", b"maintenance", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "committed_at", b"committed_at", "problem", b"problem", "rows", b"rows", "sources", b"sources", "spec", b"spec", "state", b"state", "vector", b"vector", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "committed_at", b"committed_at", "maintenance", b"maintenance", "problem", b"problem", "rows", b"rows", "sources", b"sources", "spec", b"spec", "state", b"state", "vector", b"vector", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -765,7 +827,7 @@ class WatchViewResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     ARROW_FIELD_NUMBER: _builtins.int
     arrow: _builtins.bytes
-    """The view's columns and `_count`, in normal form."""
+    """The view's columns that are shown, and `_count`, in normal form."""
     @_builtins.property
     def version(self) -> Global___Version:
         """The version, with the transaction that made it."""
@@ -824,7 +886,7 @@ class Version(_message.Message):
     source: _builtins.str
     """The source whose transaction made it; empty for version 0 and refreshes."""
     changed_rows: _builtins.int
-    """Rows of its change."""
+    """Rows of its change as stored, hidden columns included."""
     batched: _builtins.bool
     """It may stand for several source transactions that could not be told apart."""
     @_builtins.property
@@ -998,14 +1060,17 @@ class VerifyResult(_message.Message):
     VECTOR_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     ARROW_FIELD_NUMBER: _builtins.int
+    HIDDEN_DIFFERENCES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version that was held."""
     rows: _builtins.int
     """Rows of the view, duplicates counted."""
     arrow: _builtins.bytes
     """Rows that the view has too much (positive `_count`) or too little (negative);
-    the view's columns and `_count`. No rows: the view is right.
+    the view's columns that are shown, and `_count`. No rows: what is shown is right.
     """
+    hidden_differences: _builtins.int
+    """Further rows that differ, in hidden columns alone."""
     @_builtins.property
     def vector(self) -> _containers.MessageMap[_builtins.str, _types_pb2.Position]:
         """Its vector."""
@@ -1017,10 +1082,11 @@ class VerifyResult(_message.Message):
         vector: _abc.Mapping[_builtins.str, _types_pb2.Position] | None = ...,
         rows: _builtins.int = ...,
         arrow: _builtins.bytes = ...,
+        hidden_differences: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "rows", b"rows", "vector", b"vector", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "hidden_differences", b"hidden_differences", "rows", b"rows", "vector", b"vector", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1121,6 +1187,8 @@ class Explanation(_message.Message):
     QUERIES_PER_BATCH_FIELD_NUMBER: _builtins.int
     BATCHED_HOPS_FIELD_NUMBER: _builtins.int
     CONSOLIDATION_FREE_FIELD_NUMBER: _builtins.int
+    MAINTENANCE_FIELD_NUMBER: _builtins.int
+    HIDDEN_COLUMNS_FIELD_NUMBER: _builtins.int
     assembly_query: _builtins.str
     """The assembly query over them, as SQL for reading."""
     queries_per_update: _builtins.int
@@ -1141,6 +1209,14 @@ class Explanation(_message.Message):
     def batched_hops(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The batched sweep's hops: inward, then outward."""
 
+    @_builtins.property
+    def maintenance(self) -> Global___Maintenance:
+        """The algorithm, and what it promises."""
+
+    @_builtins.property
+    def hidden_columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Columns that are stored for the algorithm and shown to no reader."""
+
     def __init__(
         self,
         *,
@@ -1151,10 +1227,12 @@ class Explanation(_message.Message):
         queries_per_batch: _builtins.int = ...,
         batched_hops: _abc.Iterable[_builtins.str] | None = ...,
         consolidation_free: _builtins.bool = ...,
+        maintenance: Global___Maintenance | None = ...,
+        hidden_columns: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["maintenance", b"maintenance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assembly_query", b"assembly_query", "batched_hops", b"batched_hops", "consolidation_free", b"consolidation_free", "local_views", b"local_views", "queries_per_batch", b"queries_per_batch", "queries_per_update", b"queries_per_update", "sweeps", b"sweeps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assembly_query", b"assembly_query", "batched_hops", b"batched_hops", "consolidation_free", b"consolidation_free", "hidden_columns", b"hidden_columns", "local_views", b"local_views", "maintenance", b"maintenance", "queries_per_batch", b"queries_per_batch", "queries_per_update", b"queries_per_update", "sweeps", b"sweeps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

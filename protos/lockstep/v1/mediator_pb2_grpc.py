@@ -111,8 +111,9 @@ class MediatorServiceServicer:
         """CreateView decomposes, loads and starts to maintain a view; progress comes as a stream.
 
         Fails with INVALID_ARGUMENT / VIEW_DEFINITION for SQL outside the supported
-        language, ALREADY_EXISTS, or UNAVAILABLE / SOURCE_UNAVAILABLE; a view whose
-        creation failed leaves nothing behind.
+        language, FAILED_PRECONDITION / CONFIGURATION for an algorithm that cannot keep
+        the view or a level that it cannot have, ALREADY_EXISTS, or UNAVAILABLE /
+        SOURCE_UNAVAILABLE; a view whose creation failed leaves nothing behind.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -210,7 +211,7 @@ class MediatorServiceServicer:
     def Explain(self, request, context):
         """Explain shows how a view is, or would be, maintained.
 
-        Fails with INVALID_ARGUMENT / VIEW_DEFINITION or NOT_FOUND.
+        Fails as CreateView would, or with NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,8 +41,9 @@ class MediatorServiceStub:
     """CreateView decomposes, loads and starts to maintain a view; progress comes as a stream.
 
     Fails with INVALID_ARGUMENT / VIEW_DEFINITION for SQL outside the supported
-    language, ALREADY_EXISTS, or UNAVAILABLE / SOURCE_UNAVAILABLE; a view whose
-    creation failed leaves nothing behind.
+    language, FAILED_PRECONDITION / CONFIGURATION for an algorithm that cannot keep
+    the view or a level that it cannot have, ALREADY_EXISTS, or UNAVAILABLE /
+    SOURCE_UNAVAILABLE; a view whose creation failed leaves nothing behind.
     """
     DropView: _grpc.UnaryUnaryMultiCallable[_mediator_pb2.DropViewRequest, _mediator_pb2.DropViewResponse]
     """DropView ends a view and removes its data.
@@ -94,7 +95,7 @@ class MediatorServiceStub:
     Explain: _grpc.UnaryUnaryMultiCallable[_mediator_pb2.ExplainRequest, _mediator_pb2.ExplainResponse]
     """Explain shows how a view is, or would be, maintained.
 
-    Fails with INVALID_ARGUMENT / VIEW_DEFINITION or NOT_FOUND.
+    Fails as CreateView would, or with NOT_FOUND.
     """
 
 @_typing.type_check_only
@@ -110,8 +111,9 @@ class MediatorServiceAsyncStub(MediatorServiceStub):
     """CreateView decomposes, loads and starts to maintain a view; progress comes as a stream.
 
     Fails with INVALID_ARGUMENT / VIEW_DEFINITION for SQL outside the supported
-    language, ALREADY_EXISTS, or UNAVAILABLE / SOURCE_UNAVAILABLE; a view whose
-    creation failed leaves nothing behind.
+    language, FAILED_PRECONDITION / CONFIGURATION for an algorithm that cannot keep
+    the view or a level that it cannot have, ALREADY_EXISTS, or UNAVAILABLE /
+    SOURCE_UNAVAILABLE; a view whose creation failed leaves nothing behind.
     """
     DropView: _aio.UnaryUnaryMultiCallable[_mediator_pb2.DropViewRequest, _mediator_pb2.DropViewResponse]  # type: ignore[assignment]
     """DropView ends a view and removes its data.
@@ -163,7 +165,7 @@ class MediatorServiceAsyncStub(MediatorServiceStub):
     Explain: _aio.UnaryUnaryMultiCallable[_mediator_pb2.ExplainRequest, _mediator_pb2.ExplainResponse]  # type: ignore[assignment]
     """Explain shows how a view is, or would be, maintained.
 
-    Fails with INVALID_ARGUMENT / VIEW_DEFINITION or NOT_FOUND.
+    Fails as CreateView would, or with NOT_FOUND.
     """
 
 class MediatorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -182,8 +184,9 @@ class MediatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """CreateView decomposes, loads and starts to maintain a view; progress comes as a stream.
 
         Fails with INVALID_ARGUMENT / VIEW_DEFINITION for SQL outside the supported
-        language, ALREADY_EXISTS, or UNAVAILABLE / SOURCE_UNAVAILABLE; a view whose
-        creation failed leaves nothing behind.
+        language, FAILED_PRECONDITION / CONFIGURATION for an algorithm that cannot keep
+        the view or a level that it cannot have, ALREADY_EXISTS, or UNAVAILABLE /
+        SOURCE_UNAVAILABLE; a view whose creation failed leaves nothing behind.
         """
 
     @_abc_1.abstractmethod
@@ -301,7 +304,7 @@ class MediatorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_mediator_pb2.ExplainResponse, _abc.Awaitable[_mediator_pb2.ExplainResponse]]:
         """Explain shows how a view is, or would be, maintained.
 
-        Fails with INVALID_ARGUMENT / VIEW_DEFINITION or NOT_FOUND.
+        Fails as CreateView would, or with NOT_FOUND.
         """
 
 def add_MediatorServiceServicer_to_server(servicer: MediatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

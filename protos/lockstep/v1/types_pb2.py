@@ -24,35 +24,37 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lockstep/v1/types.proto\x12\x0blockstep.v1\"*\n\x08Position\x12\x0f\n\x07ordinal\x18\x01 \x01(\x03\x12\r\n\x05token\x18\x02 \x01(\t\"/\n\tColumnRef\x12\x12\n\noccurrence\x18\x01 \x01(\t\x12\x0e\n\x06\x63olumn\x18\x02 \x01(\t\"\x18\n\x07Literal\x12\r\n\x05\x61rrow\x18\x01 \x01(\x0c\"[\n\x04\x43\x61ll\x12\'\n\x08operator\x18\x01 \x01(\x0e\x32\x15.lockstep.v1.Operator\x12*\n\targuments\x18\x02 \x03(\x0b\x32\x17.lockstep.v1.Expression\"\x8a\x01\n\nExpression\x12(\n\x06\x63olumn\x18\x01 \x01(\x0b\x32\x16.lockstep.v1.ColumnRefH\x00\x12\'\n\x07literal\x18\x02 \x01(\x0b\x32\x14.lockstep.v1.LiteralH\x00\x12!\n\x04\x63\x61ll\x18\x03 \x01(\x0b\x32\x11.lockstep.v1.CallH\x00\x42\x06\n\x04node\"-\n\nOccurrence\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\x10\n\x08relation\x18\x02 \x01(\t\"W\n\x08\x45quiJoin\x12$\n\x04left\x18\x01 \x01(\x0b\x32\x16.lockstep.v1.ColumnRef\x12%\n\x05right\x18\x02 \x01(\x0b\x32\x16.lockstep.v1.ColumnRef\"D\n\x0cOutputColumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x06source\x18\x02 \x01(\x0b\x32\x16.lockstep.v1.ColumnRef\"\xfe\x01\n\tLocalView\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12,\n\x0boccurrences\x18\x03 \x03(\x0b\x32\x17.lockstep.v1.Occurrence\x12$\n\x05joins\x18\x04 \x03(\x0b\x32\x15.lockstep.v1.EquiJoin\x12+\n\npredicates\x18\x05 \x03(\x0b\x32\x17.lockstep.v1.Expression\x12*\n\x07\x63olumns\x18\x06 \x03(\x0b\x32\x19.lockstep.v1.OutputColumn\x12\x14\n\x0c\x61rrow_schema\x18\x07 \x01(\x0c\x12\x10\n\x08\x64istinct\x18\x08 \x01(\x08\"g\n\x08Relation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rrow_schema\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x03(\t\x12\x19\n\x0crow_estimate\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_row_estimate\"\x85\x01\n\x0c\x43\x61pabilities\x12\x0f\n\x07\x63\x61pture\x18\x01 \x01(\t\x12\x12\n\nboundaries\x18\x02 \x01(\t\x12\x0f\n\x07history\x18\x03 \x01(\x08\x12\x13\n\x0btotal_order\x18\x04 \x01(\x08\x12\x15\n\rbefore_images\x18\x05 \x01(\x08\x12\x13\n\x0bneeds_write\x18\x06 \x01(\x08*\xe6\x01\n\x08Operator\x12\x18\n\x14OPERATOR_UNSPECIFIED\x10\x00\x12\x0f\n\x0bOPERATOR_EQ\x10\x01\x12\x0f\n\x0bOPERATOR_NE\x10\x02\x12\x0f\n\x0bOPERATOR_LT\x10\x03\x12\x0f\n\x0bOPERATOR_LE\x10\x04\x12\x0f\n\x0bOPERATOR_GT\x10\x05\x12\x0f\n\x0bOPERATOR_GE\x10\x06\x12\x10\n\x0cOPERATOR_AND\x10\x07\x12\x0f\n\x0bOPERATOR_OR\x10\x08\x12\x10\n\x0cOPERATOR_NOT\x10\t\x12\x14\n\x10OPERATOR_IS_NULL\x10\n\x12\x0f\n\x0bOPERATOR_IN\x10\x0b\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lockstep/v1/types.proto\x12\x0blockstep.v1\"*\n\x08Position\x12\x0f\n\x07ordinal\x18\x01 \x01(\x03\x12\r\n\x05token\x18\x02 \x01(\t\"5\n\x11GlobalTransaction\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0cparticipants\x18\x02 \x03(\t\"/\n\tColumnRef\x12\x12\n\noccurrence\x18\x01 \x01(\t\x12\x0e\n\x06\x63olumn\x18\x02 \x01(\t\"\x18\n\x07Literal\x12\r\n\x05\x61rrow\x18\x01 \x01(\x0c\"[\n\x04\x43\x61ll\x12\'\n\x08operator\x18\x01 \x01(\x0e\x32\x15.lockstep.v1.Operator\x12*\n\targuments\x18\x02 \x03(\x0b\x32\x17.lockstep.v1.Expression\"\x8a\x01\n\nExpression\x12(\n\x06\x63olumn\x18\x01 \x01(\x0b\x32\x16.lockstep.v1.ColumnRefH\x00\x12\'\n\x07literal\x18\x02 \x01(\x0b\x32\x14.lockstep.v1.LiteralH\x00\x12!\n\x04\x63\x61ll\x18\x03 \x01(\x0b\x32\x11.lockstep.v1.CallH\x00\x42\x06\n\x04node\"-\n\nOccurrence\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\x10\n\x08relation\x18\x02 \x01(\t\"W\n\x08\x45quiJoin\x12$\n\x04left\x18\x01 \x01(\x0b\x32\x16.lockstep.v1.ColumnRef\x12%\n\x05right\x18\x02 \x01(\x0b\x32\x16.lockstep.v1.ColumnRef\"D\n\x0cOutputColumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x06source\x18\x02 \x01(\x0b\x32\x16.lockstep.v1.ColumnRef\"\xfe\x01\n\tLocalView\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12,\n\x0boccurrences\x18\x03 \x03(\x0b\x32\x17.lockstep.v1.Occurrence\x12$\n\x05joins\x18\x04 \x03(\x0b\x32\x15.lockstep.v1.EquiJoin\x12+\n\npredicates\x18\x05 \x03(\x0b\x32\x17.lockstep.v1.Expression\x12*\n\x07\x63olumns\x18\x06 \x03(\x0b\x32\x19.lockstep.v1.OutputColumn\x12\x14\n\x0c\x61rrow_schema\x18\x07 \x01(\x0c\x12\x10\n\x08\x64istinct\x18\x08 \x01(\x08\"g\n\x08Relation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rrow_schema\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x03(\t\x12\x19\n\x0crow_estimate\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_row_estimate\"\xa2\x01\n\x0c\x43\x61pabilities\x12\x0f\n\x07\x63\x61pture\x18\x01 \x01(\t\x12\x12\n\nboundaries\x18\x02 \x01(\t\x12\x0f\n\x07history\x18\x03 \x01(\x08\x12\x13\n\x0btotal_order\x18\x04 \x01(\x08\x12\x15\n\rbefore_images\x18\x05 \x01(\x08\x12\x13\n\x0bneeds_write\x18\x06 \x01(\x08\x12\x1b\n\x13global_transactions\x18\x07 \x01(\x08*\xe6\x01\n\x08Operator\x12\x18\n\x14OPERATOR_UNSPECIFIED\x10\x00\x12\x0f\n\x0bOPERATOR_EQ\x10\x01\x12\x0f\n\x0bOPERATOR_NE\x10\x02\x12\x0f\n\x0bOPERATOR_LT\x10\x03\x12\x0f\n\x0bOPERATOR_LE\x10\x04\x12\x0f\n\x0bOPERATOR_GT\x10\x05\x12\x0f\n\x0bOPERATOR_GE\x10\x06\x12\x10\n\x0cOPERATOR_AND\x10\x07\x12\x0f\n\x0bOPERATOR_OR\x10\x08\x12\x10\n\x0cOPERATOR_NOT\x10\t\x12\x14\n\x10OPERATOR_IS_NULL\x10\n\x12\x0f\n\x0bOPERATOR_IN\x10\x0b\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lockstep.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPERATOR']._serialized_start=1098
-  _globals['_OPERATOR']._serialized_end=1328
+  _globals['_OPERATOR']._serialized_start=1182
+  _globals['_OPERATOR']._serialized_end=1412
   _globals['_POSITION']._serialized_start=40
   _globals['_POSITION']._serialized_end=82
-  _globals['_COLUMNREF']._serialized_start=84
-  _globals['_COLUMNREF']._serialized_end=131
-  _globals['_LITERAL']._serialized_start=133
-  _globals['_LITERAL']._serialized_end=157
-  _globals['_CALL']._serialized_start=159
-  _globals['_CALL']._serialized_end=250
-  _globals['_EXPRESSION']._serialized_start=253
-  _globals['_EXPRESSION']._serialized_end=391
-  _globals['_OCCURRENCE']._serialized_start=393
-  _globals['_OCCURRENCE']._serialized_end=438
-  _globals['_EQUIJOIN']._serialized_start=440
-  _globals['_EQUIJOIN']._serialized_end=527
-  _globals['_OUTPUTCOLUMN']._serialized_start=529
-  _globals['_OUTPUTCOLUMN']._serialized_end=597
-  _globals['_LOCALVIEW']._serialized_start=600
-  _globals['_LOCALVIEW']._serialized_end=854
-  _globals['_RELATION']._serialized_start=856
-  _globals['_RELATION']._serialized_end=959
-  _globals['_CAPABILITIES']._serialized_start=962
-  _globals['_CAPABILITIES']._serialized_end=1095
+  _globals['_GLOBALTRANSACTION']._serialized_start=84
+  _globals['_GLOBALTRANSACTION']._serialized_end=137
+  _globals['_COLUMNREF']._serialized_start=139
+  _globals['_COLUMNREF']._serialized_end=186
+  _globals['_LITERAL']._serialized_start=188
+  _globals['_LITERAL']._serialized_end=212
+  _globals['_CALL']._serialized_start=214
+  _globals['_CALL']._serialized_end=305
+  _globals['_EXPRESSION']._serialized_start=308
+  _globals['_EXPRESSION']._serialized_end=446
+  _globals['_OCCURRENCE']._serialized_start=448
+  _globals['_OCCURRENCE']._serialized_end=493
+  _globals['_EQUIJOIN']._serialized_start=495
+  _globals['_EQUIJOIN']._serialized_end=582
+  _globals['_OUTPUTCOLUMN']._serialized_start=584
+  _globals['_OUTPUTCOLUMN']._serialized_end=652
+  _globals['_LOCALVIEW']._serialized_start=655
+  _globals['_LOCALVIEW']._serialized_end=909
+  _globals['_RELATION']._serialized_start=911
+  _globals['_RELATION']._serialized_end=1014
+  _globals['_CAPABILITIES']._serialized_start=1017
+  _globals['_CAPABILITIES']._serialized_end=1179
 # @@protoc_insertion_point(module_scope)

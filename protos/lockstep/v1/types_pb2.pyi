@@ -111,6 +111,34 @@ class Position(_message.Message):
 Global___Position: _TypeAlias = Position  # noqa: Y015
 
 @_typing.final
+class GlobalTransaction(_message.Message):
+    """GlobalTransaction is a unit of work with a part in each of several sources."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    PARTICIPANTS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Chosen by the application; the same in every part."""
+    @_builtins.property
+    def participants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of all sources that have a part."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        participants: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "participants", b"participants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GlobalTransaction: _TypeAlias = GlobalTransaction  # noqa: Y015
+
+@_typing.final
 class ColumnRef(_message.Message):
     """ColumnRef names a column of one relation occurrence of a local view."""
 
@@ -418,6 +446,7 @@ class Capabilities(_message.Message):
     TOTAL_ORDER_FIELD_NUMBER: _builtins.int
     BEFORE_IMAGES_FIELD_NUMBER: _builtins.int
     NEEDS_WRITE_FIELD_NUMBER: _builtins.int
+    GLOBAL_TRANSACTIONS_FIELD_NUMBER: _builtins.int
     capture: _builtins.str
     """The capture style: trigger, log, diff, ..."""
     boundaries: _builtins.str
@@ -430,6 +459,8 @@ class Capabilities(_message.Message):
     """Deletes and updates carry the old rows."""
     needs_write: _builtins.bool
     """Capture writes into the source."""
+    global_transactions: _builtins.bool
+    """Transactions tell of which global transaction they are a part."""
     def __init__(
         self,
         *,
@@ -439,10 +470,11 @@ class Capabilities(_message.Message):
         total_order: _builtins.bool = ...,
         before_images: _builtins.bool = ...,
         needs_write: _builtins.bool = ...,
+        global_transactions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_images", b"before_images", "boundaries", b"boundaries", "capture", b"capture", "history", b"history", "needs_write", b"needs_write", "total_order", b"total_order"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_images", b"before_images", "boundaries", b"boundaries", "capture", b"capture", "global_transactions", b"global_transactions", "history", b"history", "needs_write", b"needs_write", "total_order", b"total_order"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -243,6 +243,12 @@ class DefineLocalView(_message.Message):
 
     LOCAL_VIEW_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """Further definitions follow: before the last of them has come, nothing is
+    reported or answered. So no transaction is reported to one part of a view first
+    and to another part later.
+    """
     @_builtins.property
     def local_view(self) -> _types_pb2.LocalView:
         """Its definition."""
@@ -256,10 +262,11 @@ class DefineLocalView(_message.Message):
         *,
         local_view: _types_pb2.LocalView | None = ...,
         after: _types_pb2.Position | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "local_view", b"local_view"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "local_view", b"local_view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "local_view", b"local_view", "more", b"more"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -297,6 +304,8 @@ class MaintenanceQuery(_message.Message):
     LOCAL_VIEW_FIELD_NUMBER: _builtins.int
     KEY_COLUMNS_FIELD_NUMBER: _builtins.int
     ARROW_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
+    DEFINITION_FIELD_NUMBER: _builtins.int
     query_id: _builtins.int
     """Chosen by the mediator, unique on this Exchange."""
     local_view: _builtins.str
@@ -307,6 +316,16 @@ class MaintenanceQuery(_message.Message):
     def key_columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The local view's columns that `keys` restricts; empty asks for all rows."""
 
+    @_builtins.property
+    def terms(self) -> _containers.RepeatedCompositeFieldContainer[Global___Term]:
+        """Instead of keys: the sum of these terms is asked for, over `definition`."""
+
+    @_builtins.property
+    def definition(self) -> _types_pb2.LocalView:
+        """The local view that terms are about. It is not reported, and must show nothing
+        that could not be defined. Set if and only if there are terms.
+        """
+
     def __init__(
         self,
         *,
@@ -314,14 +333,70 @@ class MaintenanceQuery(_message.Message):
         local_view: _builtins.str = ...,
         key_columns: _abc.Iterable[_builtins.str] | None = ...,
         arrow: _builtins.bytes = ...,
+        terms: _abc.Iterable[Global___Term] | None = ...,
+        definition: _types_pb2.LocalView | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "key_columns", b"key_columns", "local_view", b"local_view", "query_id", b"query_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "definition", b"definition", "key_columns", b"key_columns", "local_view", b"local_view", "query_id", b"query_id", "terms", b"terms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MaintenanceQuery: _TypeAlias = MaintenanceQuery  # noqa: Y015
+
+@_typing.final
+class Term(_message.Message):
+    """Term is a local view with rows in place of some of its relations, evaluated in one snapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGN_FIELD_NUMBER: _builtins.int
+    SUBSTITUTIONS_FIELD_NUMBER: _builtins.int
+    sign: _builtins.int
+    """1 or -1: how its rows count."""
+    @_builtins.property
+    def substitutions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Substitution]:
+        """What stands in place of relations."""
+
+    def __init__(
+        self,
+        *,
+        sign: _builtins.int = ...,
+        substitutions: _abc.Iterable[Global___Substitution] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sign", b"sign", "substitutions", b"substitutions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Term: _TypeAlias = Term  # noqa: Y015
+
+@_typing.final
+class Substitution(_message.Message):
+    """Substitution stands in place of one occurrence of a relation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OCCURRENCE_FIELD_NUMBER: _builtins.int
+    ARROW_FIELD_NUMBER: _builtins.int
+    occurrence: _builtins.str
+    """The occurrence's alias in the local view."""
+    arrow: _builtins.bytes
+    """Rows: columns of the relation that the local view shows or joins by, and `_count`."""
+    def __init__(
+        self,
+        *,
+        occurrence: _builtins.str = ...,
+        arrow: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "occurrence", b"occurrence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Substitution: _TypeAlias = Substitution  # noqa: Y015
 
 @_typing.final
 class Acknowledge(_message.Message):
@@ -495,8 +570,9 @@ class LocalViewDelta(_message.Message):
     """
     @_builtins.property
     def touched(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Indexes of the transactions that touch a relation of this local view, and so
-        make a version even if the change is empty; ascending.
+        """Indexes of the transactions that touch a relation of this local view or are
+        a part of a global transaction, and so make a version even if the change is
+        empty; ascending.
         """
 
     def __init__(
@@ -522,21 +598,29 @@ class SourceTransaction(_message.Message):
 
     POSITION_FIELD_NUMBER: _builtins.int
     BATCHED_FIELD_NUMBER: _builtins.int
+    PART_OF_FIELD_NUMBER: _builtins.int
     batched: _builtins.bool
     """It may be several consecutive transactions that could not be told apart."""
     @_builtins.property
     def position(self) -> _types_pb2.Position:
         """The position after it."""
 
+    @_builtins.property
+    def part_of(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.GlobalTransaction]:
+        """The global transactions it is a part of. Several belong together: whoever
+        shows one of them whole shows all of them at once.
+        """
+
     def __init__(
         self,
         *,
         position: _types_pb2.Position | None = ...,
         batched: _builtins.bool = ...,
+        part_of: _abc.Iterable[_types_pb2.GlobalTransaction] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batched", b"batched", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batched", b"batched", "part_of", b"part_of", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -591,7 +675,7 @@ class QueryResult(_message.Message):
     query_id: _builtins.int
     """Whose answer this is."""
     arrow: _builtins.bytes
-    """Rows: the local view's columns (a bag)."""
+    """Rows: the local view's columns (a bag), and `_count` if the query had terms."""
     last: _builtins.bool
     """No chunk follows."""
     @_builtins.property

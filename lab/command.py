@@ -1,0 +1,282 @@
+"""`lockstep lab`: run algorithms under chosen, random or all schedules, and see what they really reach.
+
+Everything heavy is imported when a command runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from cli.options import AsJson
+
+if TYPE_CHECKING:
+    from algebra import consistency
+    from lab.history import History
+    from lab.scenario import Scenario
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Run maintenance algorithms under simulated interleavings; check what they reach.",
+)
+
+_T = TypeVar("_T")
+
+
+class Transactions(StrEnum):
+    """What sources report as one unit."""
+
+    SINGLE = "single"
+    LOCAL = "local"
+    GLOBAL = "global"
+
+
+Algorithm = Annotated[
+    str, typer.Argument(metavar="ALGORITHM", help="The maintenance algorithm, such as sweep.")
+]
+Sources = Annotated[int, typer.Option(min=1, max=6, help="Sources of the view.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same runs.")]
+Kind = Annotated[Transactions, typer.Option("--scenario", help="The transactions of the sources.")]
+Save = Annotated[
+    Path | None, typer.Option(help="Write the counterexample, or else the last run, to this file.")
+]
+
+
+@app.command("run")
+def run(
+    algorithm: Algorithm,
+    sources: Sources = 3,
+    schedules: Annotated[int, typer.Option(min=1, help="Random schedules to run.")] = 500,
+    seed: Seed = 0,
+    transactions: Annotated[int, typer.Option(min=1, help="Transactions of each scenario.")] = 5,
+    scenario: Kind = Transactions.LOCAL,
+    faults: Annotated[
+        bool, typer.Option("--faults", help="Cut links and restart the algorithm, too.")
+    ] = False,
+    save: Save = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run random schedules of random scenarios; exit code 1 if one is below what the algorithm promises."""
+    from lab.experiment import Experiment, Result, histories
+
+    experiment = Experiment(algorithm, sources, transactions, schedules, seed, _kind(scenario), faults)
+    result = Result()
+    started = time.perf_counter()
+    last: History | None = None
+    for last in _shown(histories(experiment), schedules):
+        result.add(last)
+    seconds = time.perf_counter() - started
+    assert last is not None
+    counts = result.counts
+    _report(
+        {
+            "algorithm": algorithm,
+            "scenario": str(_kind(scenario)),
+            "sources": sources,
+            "transactions": transactions,
+            "seed": seed,
+            "promised": str(last.world.scenario.maintenance.guarantee[_kind(scenario)]),
+        },
+        result.levels,
+        {
+            "below promise": result.broken,
+            "runs with an untrue vector": result.untrue,
+            "messages per update": round(
+                (counts.updates + counts.queries + counts.answers) / counts.updates, 2
+            ),
+            "queries per update": round(counts.queries / counts.updates, 2),
+            "versions per update": round(counts.versions / counts.updates, 2),
+            "schedules per minute": round(schedules / seconds * 60),
+        },
+        as_json,
+    )
+    _conclude(result.failure, last, result.broken, save, as_json)
+
+
+@app.command("explore")
+def explore(
+    what: Annotated[
+        str, typer.Argument(metavar="FILE|ALGORITHM", help="A scenario or transcript; or a random scenario.")
+    ],
+    sources: Sources = 3,
+    seed: Seed = 0,
+    transactions: Annotated[int, typer.Option(min=1, help="Transactions of a random scenario.")] = 2,
+    scenario: Kind = Transactions.LOCAL,
+    limit: Annotated[int, typer.Option(min=1, help="Stop after so many schedules.")] = 100_000,
+    save: Save = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run every schedule of a small scenario; exit code 1 if one is below what the algorithm promises."""
+    from itertools import islice
+
+    from lab.experiment import Result
+    from lab.explore import explore
+    from lab.world import World
+
+    chosen = _scenario(what, sources, seed, transactions, _kind(scenario))
+    result = Result()
+    last: History | None = None
+    more = explore(World(chosen))
+    for last in _shown(islice(more, limit), None):
+        result.add(last)
+    assert last is not None
+    complete = result.schedules < limit or next(more, None) is None
+    _report(
+        {
+            "algorithm": chosen.algorithm,
+            "scenario": str(chosen.kind),
+            "sources": len(chosen.sources),
+            "transactions": chosen.transactions,
+            "promised": str(chosen.promise),
+        },
+        result.levels,
+        {
+            "below promise": result.broken,
+            "runs with an untrue vector": result.untrue,
+            "schedules": result.schedules,
+            "all schedules": complete,
+        },
+        as_json,
+    )
+    _conclude(result.failure, last, result.broken, save, as_json)
+
+
+@app.command("replay")
+def replay(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Transcripts.")],
+    rewrite: Annotated[
+        bool, typer.Option("--rewrite", help="Write what happens now into the files.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run transcripts again by their action lines; exit code 1 if something else happens than they say."""
+    from difflib import unified_diff
+
+    from cli.output import console, emit_json
+    from lab.oracle import judge
+    from lab.transcript import Transcript, format_history
+
+    found: list[dict[str, Any]] = []
+    for file in files:
+        text = _read(file)
+        with _naming(file):
+            history = Transcript.parse(text).replay()
+        now = format_history(history)
+        if rewrite and now != text:
+            file.write_text(now, encoding="utf-8")
+        state = "same" if now == text else "rewritten" if rewrite else "different"
+        found.append({"file": str(file), "state": state, "level": str(judge(history).level)})
+        if not as_json:
+            console().print(f"{file}: {state}, {found[-1]['level']}", markup=False)
+            if state == "different":
+                for line in unified_diff(
+                    text.splitlines(), now.splitlines(), "written", "replayed", lineterm=""
+                ):
+                    console().print(line, markup=False)
+    if as_json:
+        emit_json(found)
+    if any(one["state"] == "different" for one in found):
+        raise typer.Exit(1)
+
+
+def _kind(chosen: Transactions) -> consistency.Scenario:
+    from algebra.consistency import Scenario
+
+    return {
+        Transactions.SINGLE: Scenario.SINGLE_UPDATE,
+        Transactions.LOCAL: Scenario.SOURCE_LOCAL,
+        Transactions.GLOBAL: Scenario.GLOBAL,
+    }[chosen]
+
+
+def _scenario(what: str, sources: int, seed: int, transactions: int, kind: consistency.Scenario) -> Scenario:
+    """The scenario of a file, or a random one for an algorithm."""
+    import random
+
+    from lab.generate import generate
+    from lab.transcript import Transcript
+
+    file = Path(what)
+    if file.is_file():
+        with _naming(file):
+            return Transcript.parse(_read(file)).scenario
+    return generate(random.Random(seed), what, sources=sources, transactions=transactions, kind=kind)
+
+
+def _read(file: Path) -> str:
+    from algebra.errors import ConfigurationError
+
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}") from None
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Errors within say which file they are in."""
+    from algebra.errors import ConfigurationError, LockstepError
+
+    try:
+        yield
+    except LockstepError as error:
+        raise ConfigurationError(f"{file}: {error}") from error
+
+
+def _shown(items: Iterable[_T], total: int | None) -> Iterator[_T]:
+    """The items, with progress on a terminal."""
+    from rich.progress import track
+
+    from cli.output import error_console
+
+    console = error_console()
+    return iter(
+        track(items, "running", total=total, console=console, transient=True, disable=not console.is_terminal)
+    )
+
+
+def _report(
+    subject: Mapping[str, Any], levels: Counter[Any], facts: Mapping[str, Any], as_json: bool
+) -> None:
+    from cli.output import console, emit_json, table
+
+    shares = {str(level): count for level, count in sorted(levels.items(), reverse=True)}
+    if as_json:
+        emit_json({**_snake(subject), "levels": shares, **_snake(facts)})
+        return
+    out = console()
+    out.print(", ".join(f"{name} {value}" for name, value in subject.items()), markup=False)
+    rows = [(level, f"{n:,}", f"{100 * n / levels.total():.1f} %") for level, n in shares.items()]
+    out.print(table(("level", "schedules", "share"), rows, right=("schedules", "share")))
+    for name, value in facts.items():
+        out.print(f"{name}: {_fact(value)}", markup=False)
+
+
+def _fact(value: float | bool) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else f"{value:,}"
+
+
+def _snake(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace(" ", "_"): value for name, value in facts.items()}
+
+
+def _conclude(failure: History | None, last: History, broken: int, save: Path | None, as_json: bool) -> None:
+    """Show and save the minimal counterexample, if there is one."""
+    from cli.output import console
+    from lab.counterexample import counterexample
+    from lab.transcript import format_history
+
+    found = counterexample(failure) if failure and (save or not as_json) else None
+    if save:
+        save.write_text(format_history(found or last), encoding="utf-8")
+    if found and not as_json:
+        console().print(f"\na smallest run that fails:\n\n{format_history(found)}", markup=False, end="")
+    if broken:
+        raise typer.Exit(1)

@@ -1,0 +1,177 @@
+"""Random scenarios: small, so that a counterexample can be read, and dense, so that joins meet.
+
+Values are few, keys are used again after a deletion, and rows of relations without a key may occur several
+times: that is where maintenance algorithms go wrong.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from algebra import consistency
+from algebra.global_transaction import GlobalTransaction
+from algebra.schema import Column, RelationSchema
+from lab.scenario import TYPES, Bag, Change, Row, Scenario, Source, Transaction
+from mediator.maintenance import algorithm
+from mediator.maintenance.contract import Maintenance
+
+NAMES = "xyzuvw"
+"""Sources are called so, in the order in which the view joins them."""
+_KEYS = range(1, 5)
+_VALUES = range(2)
+_FIRST_ROWS = 3
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Which relations there are, where they live and how the view joins them."""
+
+    star: bool
+    keyed: bool
+    homes: tuple[str, ...]
+    """The source of each relation r1, r2, ..., in the order of the view."""
+
+    def schema(self, index: int) -> RelationSchema:
+        names = ("k", "a", "b") if self.keyed else ("a", "b")
+        columns = tuple(Column(name, TYPES["int"]) for name in names)
+        return RelationSchema(f"r{index + 1}", columns, ("k",) if self.keyed else ())
+
+    def relations(self, source: str) -> tuple[RelationSchema, ...]:
+        return tuple(self.schema(i) for i, home in enumerate(self.homes) if home == source)
+
+
+def generate(
+    rnd: random.Random,
+    name: str,
+    *,
+    sources: int = 3,
+    transactions: int = 5,
+    kind: consistency.Scenario = consistency.Scenario.SOURCE_LOCAL,
+) -> Scenario:
+    """A random scenario for an algorithm.
+
+    For an algorithm that works over a single source, `sources` is how many relations that source has.
+    """
+    maintenance = algorithm(name)
+    shape = _shape(rnd, maintenance, sources)
+    names = tuple(dict.fromkeys(shape.homes))
+    made = [_first(rnd, shape, source) for source in names]
+    writer = _Writer(rnd, made)
+    for number in range(1, transactions + 1):
+        writer.write(number, kind)
+    scheduled = maintenance.takes_batches and maintenance.max_batch is None and rnd.random() < 0.5
+    return Scenario(
+        algorithm=name,
+        view=_view(rnd, shape, maintenance.needs_keys),
+        sources=tuple(writer.sources.values()),
+        scheduled_takes=scheduled,
+    )
+
+
+def _shape(rnd: random.Random, maintenance: Maintenance, sources: int) -> _Shape:
+    star = sources > 2 and rnd.random() < 0.4
+    keyed = maintenance.needs_keys or rnd.random() < 0.5
+    if maintenance.single_source:
+        return _Shape(star, keyed, (NAMES[0],) * sources)
+    homes = list(NAMES[:sources])
+    if rnd.random() < 0.4:
+        # A source with two relations: next to each other in a chain, they are one local view.
+        at = 0 if star and maintenance.one_node_per_source else rnd.randrange(sources)
+        homes.insert(at, homes[at])
+    return _Shape(star, keyed, tuple(homes))
+
+
+def _view(rnd: random.Random, shape: _Shape, needs_keys: bool) -> str:
+    size = len(shape.homes)
+    shown = [f"r{i + 1}.{c.name} AS r{i + 1}_{c.name}" for i in range(size) for c in shape.schema(i).columns]
+    columns = sorted(rnd.sample(range(len(shown)), rnd.randint(1, len(shown))))
+    if needs_keys and rnd.random() < 0.5:
+        columns = sorted({*columns, *(i for i, text in enumerate(shown) if text.endswith("_k"))})
+    tables = [f"{home}.r{i + 1} r{i + 1}" for i, home in enumerate(shape.homes)]
+    conditions = [f"r{1 if shape.star else i}.b = r{i + 1}.a" for i in range(1, size)]
+    if rnd.random() < 0.2:
+        conditions.append(f"r{rnd.randint(1, size)}.a < 2")
+    if size > 1 and rnd.random() < 0.2:
+        conditions.append(f"r1.a <= r{size}.b")
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    return f"SELECT {', '.join(shown[i] for i in columns)} FROM {', '.join(tables)}{where}"
+
+
+def _first(rnd: random.Random, shape: _Shape, name: str) -> Source:
+    source = Source(name, shape.relations(name))
+    state: dict[str, Bag] = {relation.name: Counter() for relation in source.relations}
+    rows: list[Change] = []
+    for relation in source.relations:
+        for _ in range(rnd.randint(1, _FIRST_ROWS)):
+            for change in _insert(rnd, relation, state[relation.name]):
+                rows.append(change)
+                state = source.after(state, (change,))
+    return Source(name, source.relations, tuple(rows))
+
+
+def _insert(rnd: random.Random, relation: RelationSchema, bag: Mapping[Row, int]) -> list[Change]:
+    values = (rnd.choice(_VALUES), rnd.choice(_VALUES))
+    if not relation.key:
+        return [Change(relation.name, values)]
+    free = [key for key in _KEYS if all(row[0] != key for row in bag)]
+    return [Change(relation.name, (rnd.choice(free), *values))] if free else []
+
+
+def _delete(rnd: random.Random, relation: RelationSchema, bag: Mapping[Row, int]) -> list[Change]:
+    return [Change(relation.name, rnd.choice(sorted(bag)), -1)] if bag else []
+
+
+def _modify(rnd: random.Random, relation: RelationSchema, bag: Mapping[Row, int]) -> list[Change]:
+    if not bag:
+        return []
+    old = rnd.choice(sorted(bag))
+    new = (*old[:-2], rnd.choice(_VALUES), rnd.choice(_VALUES))
+    return [Change(relation.name, old, -1), Change(relation.name, new)]
+
+
+class _Writer:
+    """Adds transactions to sources, and knows what these hold."""
+
+    def __init__(self, rnd: random.Random, sources: list[Source]) -> None:
+        self._rnd = rnd
+        self.sources = {source.name: source for source in sources}
+        self._states = {source.name: next(source.states()) for source in sources}
+
+    def write(self, number: int, kind: consistency.Scenario) -> None:
+        """One transaction more."""
+        names = list(self.sources)
+        if (
+            kind is consistency.Scenario.GLOBAL
+            and len(names) > 1
+            and (number == 1 or self._rnd.random() < 0.5)
+        ):
+            chosen = sorted(self._rnd.sample(names, self._rnd.randint(2, min(3, len(names)))))
+            whole = GlobalTransaction(f"t{number}", frozenset(chosen))
+            for name in chosen:
+                self._append(name, Transaction(self._changes(name, 1), whole))
+            return
+        name = self._rnd.choice(names)
+        single = kind is consistency.Scenario.SINGLE_UPDATE or self._rnd.random() < 0.4
+        self._append(name, Transaction(self._changes(name, 1 if single else self._rnd.randint(2, 3), single)))
+
+    def _changes(self, name: str, steps: int, single: bool = True) -> tuple[Change, ...]:
+        """Changes that leave something changed in the end."""
+        source = self.sources[name]
+        while True:
+            state, changes = self._states[name], []
+            for _ in range(steps):
+                relation = self._rnd.choice(source.relations)
+                operation = self._rnd.choice((_insert, _delete) if single else (_insert, _delete, _modify))
+                made = operation(self._rnd, relation, state[relation.name])
+                changes += made
+                state = source.after(state, tuple(made))
+            if Transaction(tuple(changes)).net():
+                return tuple(changes)
+
+    def _append(self, name: str, transaction: Transaction) -> None:
+        source = self.sources[name]
+        self._states[name] = source.after(self._states[name], transaction.changes)
+        self.sources[name] = Source(name, source.relations, source.rows, (*source.transactions, transaction))
