@@ -186,6 +186,48 @@ def replay(
         raise typer.Exit(1)
 
 
+@app.command("table1")
+def table1(
+    schedules: Annotated[
+        int, typer.Option(min=1, help="Schedules per algorithm, number of sources and concurrency.")
+    ] = 20,
+    seed: Seed = 0,
+    transactions: Annotated[int, typer.Option(min=1, help="Transactions of each scenario.")] = 8,
+    scenario: Annotated[
+        Transactions, typer.Option("--scenario", help="The transactions of the sources: single or local.")
+    ] = Transactions.SINGLE,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw queries per update into this file: .svg, .png or .pdf.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure all algorithms on the same scenarios, for 2 to 6 sources and rising concurrency."""
+    from algebra.errors import ConfigurationError
+    from lab.table1 import Plan, Table, measure
+    from lab.table1_report import as_dict, show
+
+    if scenario is Transactions.GLOBAL:
+        raise ConfigurationError("table1 compares single updates or source-local transactions")
+    if picture is not None and picture.suffix not in (".svg", ".png", ".pdf"):
+        raise ConfigurationError(f"cannot draw {picture}: name it .svg, .png or .pdf")
+    plan = Plan(schedules=schedules, transactions=transactions, seed=seed, kind=_kind(scenario))
+    table = Table()
+    started = time.perf_counter()
+    for key, history in _shown(measure(plan), plan.runs):
+        table.add(key, history)
+    seconds = time.perf_counter() - started
+    if picture is not None:
+        from lab.picture import draw
+
+        draw(table, plan.algorithms, picture)
+    if as_json:
+        from cli.output import emit_json
+
+        emit_json(as_dict(plan, table, seconds))
+    else:
+        show(plan, table, seconds)
+
+
 def _kind(chosen: Transactions) -> consistency.Scenario:
     from algebra.consistency import Scenario
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from algebra import consistency
@@ -68,6 +68,75 @@ def generate(
         view=_view(rnd, shape, maintenance.needs_keys),
         sources=tuple(writer.sources.values()),
         scheduled_takes=scheduled,
+    )
+
+
+def chain(
+    rnd: random.Random, name: str, relations: int, transactions: int, kind: consistency.Scenario
+) -> Scenario:
+    """A chain of relations with keys that shows every column, the same for every algorithm.
+
+    Each relation has a source of its own; for an algorithm that works over a single source, they share one,
+    which commits the same transactions.
+    """
+    shape = _Shape(star=False, keyed=True, homes=tuple(NAMES[:relations]))
+    sources = tuple(_dense(rnd, Source(home, shape.relations(home))) for home in shape.homes)
+    for _ in range(transactions):
+        at = rnd.randrange(relations)
+        steps = 1 if kind is consistency.Scenario.SINGLE_UPDATE else rnd.randint(1, 3)
+        sources = (*sources[:at], _dense_transaction(rnd, sources[at], steps), *sources[at + 1 :])
+    if algorithm(name).single_source:
+        sources = (_merged(rnd, sources),)
+    home = {r.name: source.name for source in sources for r in source.relations}
+    tables = ", ".join(f"{home[f'r{i}']}.r{i} r{i}" for i in range(1, relations + 1))
+    shown = ", ".join(f"r{i}.{c} AS r{i}_{c}" for i in range(1, relations + 1) for c in ("k", "a", "b"))
+    joins = " AND ".join(f"r{i}.b = r{i + 1}.a" for i in range(1, relations))
+    return Scenario(name, f"SELECT {shown} FROM {tables} WHERE {joins}", sources)
+
+
+def _dense(rnd: random.Random, source: Source) -> Source:
+    """Rows that meet in every join, so that a query is never saved by an empty partial result."""
+    (relation,) = source.relations
+    pairs = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    rows = tuple(Change(relation.name, (k, *pair)) for k, pair in enumerate(rnd.sample(pairs, 3), 1))
+    return Source(source.name, source.relations, rows)
+
+
+def _dense_transaction(rnd: random.Random, source: Source, steps: int) -> Source:
+    """One transaction more: rows with new keys, or fewer rows as long as enough are left."""
+    (relation,) = source.relations
+    *_, state = source.states()
+    changes: list[Change] = []
+    for _ in range(steps):
+        bag = state[relation.name]
+        if len(bag) > 2 and rnd.random() < 0.5:
+            change = Change(relation.name, rnd.choice(sorted(bag)), -1)
+        else:
+            used = [c.row[0] for t in source.transactions for c in t.changes] + [c.row[0] for c in changes]
+            key = max([3, *used]) + 1
+            change = Change(relation.name, (key, rnd.randrange(2), rnd.randrange(2)))
+        changes.append(change)
+        state = source.after(state, (change,))
+    transaction = Transaction(tuple(changes))
+    if not transaction.net():
+        return _dense_transaction(rnd, source, steps)
+    return Source(source.name, source.relations, source.rows, (*source.transactions, transaction))
+
+
+def _merged(rnd: random.Random, sources: Sequence[Source]) -> Source:
+    """All relations in one source, which commits what each of them did in some order."""
+    waiting = {source.name: list(source.transactions) for source in sources if source.transactions}
+    transactions: list[Transaction] = []
+    while waiting:
+        name = rnd.choice(list(waiting))
+        transactions.append(waiting[name].pop(0))
+        if not waiting[name]:
+            del waiting[name]
+    return Source(
+        sources[0].name,
+        tuple(relation for source in sources for relation in source.relations),
+        tuple(row for source in sources for row in source.rows),
+        tuple(transactions),
     )
 
 

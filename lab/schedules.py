@@ -49,6 +49,11 @@ BIASES = (
 """From hardly any concurrency to as much as there can be."""
 
 
+def concurrency_bias(commits: float) -> Bias:
+    """Commits that many times as likely as anything else that may happen."""
+    return _bias(f"commits {commits:g}", commit=commits, answer=1, receive=1)
+
+
 def random_schedule(
     world: World, rnd: random.Random, bias: Bias = BIASES[0], faults: Faults | None = None
 ) -> History:

@@ -1,10 +1,9 @@
-"""Table 1 of the SWEEP paper, measured: every algorithm on the same scenarios, for more sources and more
-concurrency.
+"""Table 1 of the SWEEP paper, measured: every algorithm, for more sources and for more concurrency.
 
-A scenario is a chain of n relations with keys, each in a source of its own, and for the algorithms that need it,
-all in one. Every algorithm gets the same transactions, and schedules drawn from the same seeds with the same
-bias. How much concurrency a bias makes is measured, not assumed: it is how many updates arrive while a query
-is unanswered.
+A scenario is a chain of n relations with keys, each in a source of its own, and for the algorithms that need
+it, all in one. Every algorithm gets the same transactions, and schedules drawn from the same seeds with the
+same bias. How much concurrency a bias makes is measured, not assumed: it is how many updates arrive while a
+query is unanswered.
 
 Reference: SWEEP paper, Table 1; Strobe paper, section 6 and Figure 2.
 """
@@ -69,7 +68,7 @@ class Cell:
         self.queries += counts.queries
         self.size += counts.query_bytes + counts.answer_bytes
         open_: dict[int, int] = {}
-        received = most = 0
+        received = reflected = most = 0
         for event in (event for events in history.events for event in events):
             match event:
                 case Asked(query=query):
@@ -77,16 +76,17 @@ class Cell:
                     self.compensating += query.compensates
                 case Received(message=Committed()):
                     received += 1
+                    most = max(most, received - reflected)
                     open_ = {query: seen + 1 for query, seen in open_.items()}
                 case Received(message=Replied(asked=asked)):
                     self.concurrent += open_.pop(id(asked), 0)
                 case State(vector=vector):
-                    most = max(most, received - sum(vector))
-        self.waited += max(most, received - sum(history.states[-1].vector))
+                    reflected = sum(vector)
+        self.waited += most
 
     def plus(self, other: Cell) -> Cell:
         sums = (a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True))
-        return Cell(*sums)  # type: ignore[arg-type]
+        return Cell(*sums)
 
 
 Key = tuple[str, int, float]

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from cli.main import app
 from lab.tests.test_transcripts import FILES
@@ -86,8 +85,8 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     file.write_text("algorithm: sweep\nnonsense\n", encoding="utf-8")
     done = lab("replay", str(file))
     assert done.exit_code == 1
-    assert done.output.strip().splitlines() == [
-        f"error: {file}: line 2: expected a heading such as 'algorithm:', 'view:' or 'source x', found 'nonsense'"
-    ]
+    (line,) = done.output.strip().splitlines()
+    assert line.startswith(f"error: {file}: line 2: expected a heading such as")
+    assert line.endswith("found 'nonsense'")
     assert "cannot be read" in lab("replay", str(tmp_path / "none.txt")).output
     assert "unknown maintenance algorithm" in lab("run", "swoop").output

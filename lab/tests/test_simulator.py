@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -75,6 +76,7 @@ def test_messages_arrive_in_exactly_the_order_of_receipt(maintained_by: Any) -> 
                 log.append(f"{message.source}@{message.position}")
             else:
                 assert isinstance(message, Answered)
+                assert isinstance(message.query, Query)
                 log.append(
                     f"{message.query.node}: {message.answer.rows.num_rows} at {message.answer.position}"
                 )
@@ -141,9 +143,9 @@ def test_a_source_evaluates_a_sum_of_terms_in_one_state(maintained_by: Any) -> N
         row = pa.table({"a": [4], "b": [2], COUNT: [-1]})
         other = pa.table({"c": [5], "b": [2], COUNT: [1]})
         terms = (Term(1, {0: row}), Term(-1, {0: row, 1: other}), Term(1, {}))
-        answers.append((yield Next((SourceQuery(terms),))))
+        yield Next((SourceQuery(terms),))
         while True:
-            yield Next()
+            answers.append((yield Next()))
 
     maintained_by(probe)
     text = """
@@ -227,13 +229,16 @@ def test_the_schedule_may_say_how_many_updates_are_taken() -> None:
 
 
 def test_the_warehouse_takes_all_that_waits_up_to_the_limit() -> None:
-    def batches(limit: str) -> int:
-        world = World(scenario(f"{limit}{CHAIN}"))
-        simulator = done(world, "commit x, receive x, commit y, commit z, receive y, receive z")
+    def queries(limit: int | None) -> int:
+        made = pair(x="+r1(1, 2); +r1(5, 2); +r1(6, 2)", y_rows="(2, 3)").scenario
+        simulator = done(World(replace(made, max_batch=limit)), "commit x, receive x, commit x, commit x")
+        for action in schedule("receive x, receive x"):
+            simulator.do(action)
         return finish(simulator).counts().queries
 
-    # x's update is swept alone; y's and z's together, or one after the other.
-    assert batches("") < batches("batch limit: 1\n")
+    # The first update is swept alone; the others together, or one after the other.
+    assert queries(None) == 2
+    assert queries(1) == 3
 
 
 def test_a_local_view_of_two_relations_is_reported_as_one_change() -> None:
