@@ -82,7 +82,9 @@ def without_same(rows: Relation, values: Relation) -> Relation:
 
 def distinct(rows: Relation) -> Relation:
     """Each different row once; NULL is the same as NULL."""
-    return rows.group_by(rows.column_names, use_threads=False).aggregate([]).cast(rows.schema)
+    if rows.num_rows < 2:
+        return rows
+    return _shaped(rows.group_by(rows.column_names, use_threads=False).aggregate([]), rows.schema)
 
 
 def as_set(rows: Relation) -> Relation:
@@ -97,4 +99,9 @@ def as_set(rows: Relation) -> Relation:
 def union(tables: Sequence[Relation]) -> Relation:
     """Several relations of one shape as one bag."""
     first, *others = tables
-    return pa.concat_tables([first, *(t.select(first.column_names).cast(first.schema) for t in others)])
+    return pa.concat_tables([first, *(_shaped(table, first.schema) for table in others)])
+
+
+def _shaped(table: Relation, schema: pa.Schema) -> Relation:
+    """A table with its columns in the given order and of the given types."""
+    return table if table.schema.equals(schema) else table.select(schema.names).cast(schema)

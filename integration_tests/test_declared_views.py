@@ -118,9 +118,6 @@ def test_a_keyed_view_hides_its_keys_and_is_kept(running: Running, maintenance: 
 
     running.writers["crm"].commit("INSERT INTO customer VALUES (4, 'Ada', 3)")
     running.writers["shop"].commit("INSERT INTO orders VALUES (4, 4, 'lens')")
-    grown = Counter(expected)
-    grown["Ada", "Ben" if single else "lens"] += 1
-    until(lambda: client.bag("v") == grown)
     running.writers["shop"].commit("UPDATE orders SET id = 9 WHERE id = 1")
     running.writers["crm"].commit("DELETE FROM customer WHERE id = 2")
     running.writers["crm"].commit("UPDATE customer SET id = 7 WHERE id = 4")

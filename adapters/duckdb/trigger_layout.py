@@ -35,6 +35,7 @@ MARK_TRIGGERS = (f"{MARKER_NAME}_rows", f"{MARKER_NAME}_commit")
 
 MARK = 0
 """Stands in `commits` for the number of a relation where the entry is a mark."""
+
 _TRANSACTION = "txid_current(), epoch_us(now())"
 _OLD, _NEW = "_lockstep_old", "_lockstep_new"
 _EVENTS = {"INSERT": (_NEW,), "DELETE": (_OLD,), "UPDATE": (_OLD, _NEW)}

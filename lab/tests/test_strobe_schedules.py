@@ -72,7 +72,6 @@ source x
     (1, 1)
   relation b(k int key, i int)
   transaction +a(2, 1) +b(2, 1)
-  transaction -a(2, 1)
 source y
   relation h(k int key, j int, i int)
     (1, 1, 1)
@@ -172,7 +171,7 @@ class TestEverySchedule:
 @pytest.mark.parametrize("algorithm", FAMILY)
 class TestRandomSchedules:
     def test_the_promise_is_kept(self, algorithm: str, kind: Scenario) -> None:
-        result = run(Experiment(algorithm, schedules=84, seed=1, kind=kind))
+        result = run(Experiment(algorithm, schedules=63, seed=1, kind=kind))
         assert result.broken == 0
         if algorithm in BY_TRANSACTION:
             assert result.untrue == 0

@@ -22,18 +22,23 @@ from mediator.maintenance.contract import Update
 
 def deletions(update: Update) -> dict[int, Relation]:
     """The rows that an update deletes, each with count 1, by node."""
-    return _of_sign(update, negative=True)
+    return _rows_with(update, -1)
 
 
 def insertions(update: Update) -> dict[int, Relation]:
     """IL(T): the rows that an update inserts, each with count 1, by node."""
-    return _of_sign(update, negative=False)
+    return _rows_with(update, 1)
 
 
-def _of_sign(update: Update, *, negative: bool) -> dict[int, Relation]:
-    compare = pc.less if negative else pc.greater
-    found = {node: as_set(rows.filter(compare(rows[COUNT], 0))) for node, rows in update.deltas.items()}
-    return {node: rows for node, rows in sorted(found.items()) if rows.num_rows}
+def _rows_with(update: Update, sign: int) -> dict[int, Relation]:
+    """A node whose key is known holds no row twice, so that a row of its delta counts 1 or -1."""
+    found = {}
+    for node, delta in sorted(update.deltas.items()):
+        rows = delta.filter(pc.equal(pc.sign(delta[COUNT]), sign))
+        if rows.num_rows:
+            one = pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)
+            found[node] = rows.set_column(rows.column_names.index(COUNT), COUNT, one)
+    return found
 
 
 def deleted_in(updates: Iterable[Update]) -> dict[int, Relation]:
