@@ -140,8 +140,8 @@ def admit(
     `decomposition` joins relations in their source wherever that is possible. Sources without capabilities
     are not judged.
     """
-    shape = _Shape.of(decomposition, catalogs)
     known = {source: capabilities[source] for source in decomposition.sources if source in capabilities}
+    shape = _Shape.of(decomposition, catalogs, known)
     asked = asked_level(spec)
     able = {
         candidate.name: promise(spec, candidate, known, known).level
@@ -178,6 +178,8 @@ def needs_of(maintenance: Maintenance) -> Iterator[str]:
         yield "all relations in one source"
     if maintenance.one_node_per_source:
         yield "one local view per source"
+    if maintenance.needs_marks:
+        yield "sources that report the marks of global transactions"
     if maintenance.only_by_force:
         yield "force, for it is wrong when updates are concurrent"
 
@@ -189,13 +191,23 @@ def _unforced(spec: ViewSpecConfig, maintenance: Maintenance) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What of a view decides which algorithms can keep it: relations without a key, local views by source."""
+    """What of a view decides which algorithms can keep it.
+
+    `keyless`: relations without a key. `local_views`: how many, by source. `unmarked`: sources that do not
+    report the marks of global transactions.
+    """
 
     keyless: tuple[str, ...]
     local_views: Mapping[str, int]
+    unmarked: tuple[str, ...]
 
     @classmethod
-    def of(cls, decomposition: Decomposition, catalogs: Mapping[str, Catalog]) -> _Shape:
+    def of(
+        cls,
+        decomposition: Decomposition,
+        catalogs: Mapping[str, Catalog],
+        capabilities: Mapping[str, Capabilities],
+    ) -> _Shape:
         relations = {
             f"{local.source}.{name}": catalogs[local.source].relation(name)
             for local in decomposition.local_views
@@ -204,6 +216,7 @@ class _Shape:
         return cls(
             tuple(name for name, schema in relations.items() if not schema.key),
             Counter(local.source for local in decomposition.local_views),
+            tuple(source for source, found in capabilities.items() if not found.global_transactions),
         )
 
     def obstacles(self, maintenance: Maintenance) -> Iterator[str]:
@@ -213,6 +226,10 @@ class _Shape:
         if maintenance.needs_keys and self.keyless:
             have = "has" if len(self.keyless) == 1 else "have"
             yield f"it needs a key of every relation, and {_listed(self.keyless)} {have} none"
+        if maintenance.needs_marks and self.unmarked:
+            do = "does" if len(self.unmarked) == 1 else "do"
+            who = _listed(self.unmarked)
+            yield f"it needs the marks of global transactions, and {who} {do} not report them"
         split = {source: number for source, number in self.local_views.items() if number > 1}
         if maintenance.one_node_per_source and split:
             source, number = next(iter(split.items()))

@@ -157,6 +157,7 @@ class Maintenance(ABC):
 
     `guarantee` tells the level by scenario. `needs_keys`: the view must show a key of every relation.
     `single_source`: all relations live in one source, and each is a node of its own.
+    `needs_marks`: sources must report which global transaction a transaction is a part of.
     `one_node_per_source`: no source has several nodes. `takes_batches`: it uses `Take`, at most `max_batch`
     transactions at once. `only_by_force`: it is wrong under concurrency, and there to show it.
     """
@@ -166,6 +167,7 @@ class Maintenance(ABC):
     message_cost: ClassVar[str]
     needs_keys: ClassVar[bool] = False
     single_source: ClassVar[bool] = False
+    needs_marks: ClassVar[bool] = False
     one_node_per_source: ClassVar[bool] = False
     takes_batches: ClassVar[bool] = False
     max_batch: ClassVar[int | None] = None

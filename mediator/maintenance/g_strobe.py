@@ -38,6 +38,7 @@ class GStrobe(Maintenance):
     guarantee = by_scenario(Level.STRONG, Level.STRONG, Level.STRONG)
     message_cost = "n-1 per transaction that inserts"
     needs_keys = True
+    needs_marks = True
 
     def maintain(self, view: ViewContext) -> Process:
         yield from strobe_transactions(view, lambda received: all_parts_received(received, view.sources))
@@ -46,10 +47,11 @@ class GStrobe(Maintenance):
 def all_parts_received(received: Sequence[Update], sources: Collection[str]) -> bool:
     """Whether every global transaction among the updates has a part from each of its participants here."""
     expected: dict[str, set[str]] = {}
+    arrived: set[tuple[str, str]] = set()
     for update in received:
-        if update.part_of is not None:
-            expected.setdefault(update.part_of.id, set()).update(update.part_of.participants)
-    arrived = {(u.part_of.id, u.source) for u in received if u.part_of is not None}
+        for part in update.part_of.all if update.part_of is not None else ():
+            expected.setdefault(part.id, set()).update(part.participants)
+            arrived.add((part.id, update.source))
     return all(
         (transaction, source) in arrived
         for transaction, participants in expected.items()

@@ -51,7 +51,12 @@ SPLIT = (
 
 def can(**differing: Any) -> Capabilities:
     """Capabilities of a capture that can do everything, but for what is given."""
-    everything: dict[str, Any] = {"boundaries": "exact", "total_order": True, "before_images": True}
+    everything: dict[str, Any] = {
+        "boundaries": "exact",
+        "total_order": True,
+        "before_images": True,
+        "global_transactions": True,
+    }
     return Capabilities(**{**everything, **differing})
 
 
@@ -309,6 +314,18 @@ def test_what_cannot_be_kept_as_declared_is_refused(
     with pytest.raises(ConfigurationError) as refused:
         decomposed(ViewSpecConfig("v", sql, **declared), CATALOGS, capabilities)
     assert str(refused.value) == problem
+
+
+def test_an_algorithm_for_global_transactions_needs_sources_that_report_them() -> None:
+    unable = {"shop": can(), "crm": can(global_transactions=False)}
+    with pytest.raises(ConfigurationError) as refused:
+        decomposed(ViewSpecConfig("v", KEYED, maintenance="g-strobe"), CATALOGS, unable)
+    assert (
+        "it needs the marks of global transactions, and crm does not report them; algorithms that can: "
+        in (str(refused.value))
+    )
+    decomposed(ViewSpecConfig("v", KEYED, maintenance="t-strobe"), CATALOGS, unable)
+    decomposed(ViewSpecConfig("v", KEYED, maintenance="g-strobe"), CATALOGS, EVERYTHING)
 
 
 @pytest.mark.usefixtures("known")
