@@ -7,9 +7,10 @@ and read back without loss (`scenario_text.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import signature
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pyarrow as pa
 from algebra import consistency
 from algebra.consistency import Level
 from algebra.decompose import Decomposition, decompose
+from algebra.errors import ConfigurationError
 from algebra.global_transaction import GlobalTransaction
 from algebra.schema import Catalog, RelationSchema
 from lab.errors import ScenarioError
@@ -122,6 +124,7 @@ def _fits(value: Any, type_: pa.DataType) -> bool:
 class Scenario:
     """What happens, but not when.
 
+    `options` are numbers that the algorithm is made with, by name; what is not named keeps its default.
     `per_relation` makes every relation a node of its own even if the algorithm does not ask for it.
     `max_batch` bounds what the warehouse takes from its queue at once; None for no bound of the scenario's
     own. `scheduled_takes`: it takes when, and as many as, the schedule says, not everything at once.
@@ -135,10 +138,19 @@ class Scenario:
     per_relation: bool = False
     max_batch: int | None = None
     scheduled_takes: bool = False
+    options: tuple[tuple[str, int], ...] = ()
 
     @property
     def maintenance(self) -> Maintenance:
-        return algorithm(self.algorithm)
+        """The algorithm, with the scenario's options; ConfigurationError if it does not have them."""
+        found = algorithm(self.algorithm)
+        if not self.options:
+            return found
+        make: Callable[..., Maintenance] = type(found)
+        for option, _ in self.options:
+            if option not in signature(make).parameters:
+                raise ConfigurationError(f"{found.name} has no option {option!r}")
+        return make(**dict(self.options))
 
     @property
     def decomposition(self) -> Decomposition:

@@ -14,7 +14,8 @@
       transaction t1 of x, y: +r2(2, 7)
 
 Values are numbers, 'text', true, false and null; `(7, 8)[2]` is a row twice. Further lines before the view:
-`nodes: relations`, `batch limit: N`, `takes: scheduled`.
+`options: max_taken 3` with numbers of the algorithm's own, `nodes: relations`, `batch limit: N`,
+`takes: scheduled`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ WIDTH = 110
 _TYPE_NAMES = {type_: name for name, type_ in TYPES.items()}
 _VALUE = re.compile(r"'(?:[^']|'')*'|-?\d+\.\d+(?:e[+-]?\d+)?|-?\d+|null|true|false")
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_NUMBER = re.compile(r"[1-9]\d*")
 
 
 def format_value(value: Any) -> str:
@@ -92,6 +94,8 @@ def _lines(scenario: Scenario) -> Iterator[str]:
     if scenario.reference:
         yield f"Reference: {scenario.reference}"
     yield f"algorithm: {scenario.algorithm}"
+    if scenario.options:
+        yield f"options: {', '.join(f'{option} {number}' for option, number in scenario.options)}"
     if scenario.per_relation:
         yield "nodes: relations"
     if scenario.max_batch is not None:
@@ -152,6 +156,9 @@ class _Words:
     def name(self, what: str) -> str:
         return self.take(_NAME, what)
 
+    def number(self) -> int:
+        return int(self.take(_NUMBER, "a number"))
+
     def list_of(self, element: Callable[[], Any]) -> list[Any]:
         found = [element()]
         while self.accept(","):
@@ -172,7 +179,7 @@ class _Words:
         self.expect(")")
         count = 1
         if self.accept("["):
-            count = int(self.take(re.compile(r"[1-9]\d*"), "a count"))
+            count = int(self.take(_NUMBER, "a count"))
             self.expect("]")
         return Change(relation, values, sign * count)
 
@@ -235,11 +242,15 @@ class _Parser:
             self._settings["reference"] = words.text
         elif words.accept("algorithm:"):
             self._settings["algorithm"], self._algorithm_line = words.text, words.line
+        elif words.accept("options:"):
+            options = words.list_of(lambda: (words.name("an option's name"), words.number()))
+            self._settings["options"] = tuple(options)
+            words.end()
         elif words.accept("nodes:"):
             words.expect("relations")
             self._settings["per_relation"] = True
         elif words.accept("batch limit:"):
-            self._settings["max_batch"] = int(words.take(re.compile(r"[1-9]\d*"), "a number"))
+            self._settings["max_batch"] = words.number()
         elif words.accept("takes:"):
             words.expect("scheduled")
             self._settings["scheduled_takes"] = True

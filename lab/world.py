@@ -57,6 +57,7 @@ class World:
         }
         self._extents = [[self._bag_table(n, bag) for bag in bags] for n, bags in enumerate(self._bags)]
         self._answers: dict[tuple[Any, ...], Relation] = {}
+        self._terms: dict[tuple[Any, ...], Contents] = {}
         self._views: dict[Vector, Contents] = {}
         self._witnesses: dict[Contents, list[Vector]] | None = None
 
@@ -133,18 +134,26 @@ class World:
         """Σ sign · V with rows in place of some nodes, in one state of the one source."""
         total: Bag = Counter()
         for term in query.terms:
+            for row, count in self._term(term.substituted, position):
+                total[row] += term.sign * count
+        return counted_table(self.query.schema, total)
+
+    def _term(self, substituted: Mapping[int, Relation], position: int) -> Contents:
+        given = {
+            node: contents(to_bag(rows.select([*self.query.nodes[node].schema.names, COUNT])))
+            for node, rows in sorted(substituted.items())
+        }
+        key = (position, tuple(given.items()))
+        if key not in self._terms:
             extents = [
                 # A bag that lacks the negated rows holds the rows, with their signs.
-                Extent(minus=negated(term.substituted[node]))
-                if node in term.substituted
-                else Extent(self._extents[node][position])
-                for node in range(len(self._extents))
+                Extent(minus=negated(substituted[node])) if node in given else Extent(extents[position])
+                for node, extents in enumerate(self._extents)
             ]
             found = self.engine.extent(self.query, extents, None).table
             assert found is not None
-            for row, count in to_bag(found).items():
-                total[row] += term.sign * count
-        return counted_table(self.query.schema, total)
+            self._terms[key] = contents(to_bag(found))
+        return self._terms[key]
 
     def view_at(self, vector: Vector) -> Contents:
         """V(ss): the view over the given state of each source."""

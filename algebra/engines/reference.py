@@ -6,10 +6,12 @@ them: relations are bags in dictionaries, expressions are interpreted here.
 
 from __future__ import annotations
 
+import datetime
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -259,37 +261,89 @@ def evaluate(expression: exp.Expr, value: Callable[[int, str], Any]) -> Any:
             inner = of(expression.this)
             return None if inner is None else not inner
         case exp.Is():
-            return of(expression.this) is None
+            # IS NULL, IS TRUE or IS FALSE; Python has one object of each.
+            return of(expression.this) is of(expression.expression)
         case exp.In():
             left = of(expression.this)
-            members = [of(e) for e in expression.expressions]
-            return None if left is None else True if left in members else None if None in members else False
+            found = [_compared(exp.EQ, left, of(e)) for e in expression.expressions]
+            return None if left is None else True if True in found else None if None in found else False
+        case exp.Between():
+            inner = of(expression.this)
+            low = _compared(exp.GTE, inner, of(expression.args["low"]))
+            high = _compared(exp.LTE, inner, of(expression.args["high"]))
+            return False if False in (low, high) else None if None in (low, high) else True
         case exp.Coalesce():
             for part in (expression.this, *expression.expressions):
                 if (found := of(part)) is not None:
                     return found
             return None
         case exp.Case():
+            operand = expression.args.get("this")
             for branch in expression.args["ifs"]:
-                if of(branch.this) is True:
+                condition = of(branch.this)
+                if operand is not None:
+                    condition = _compared(exp.EQ, of(operand), condition)
+                if condition is True:
                     return of(branch.args["true"])
             default = expression.args.get("default")
             return None if default is None else of(default)
         case exp.Nullif():
             left = of(expression.this)
-            return None if left == of(expression.expression) else left
+            return None if _compared(exp.EQ, left, of(expression.expression)) else left
+        case exp.Greatest() | exp.Least():
+            parts = [of(part) for part in (expression.this, *expression.expressions)]
+            best = max if isinstance(expression, exp.Greatest) else min
+            return best((part for part in parts if part is not None), default=None)
+        case exp.TryCast():
+            try:
+                return _cast(of(expression.this), expression.to)
+            except (ValueError, ArithmeticError):
+                return None
         case exp.Cast():
             return _cast(of(expression.this), expression.to)
-        case exp.Upper() | exp.Lower() | exp.Length() | exp.Abs() | exp.Neg():
-            inner = of(expression.this)
-            return None if inner is None else _UNARY[type(expression)](inner)
-        case exp.Binary():
-            left, right = of(expression.this), of(expression.expression)
-            operation = _OPERATIONS.get(type(expression))
-            if operation is not None:
-                return None if left is None or right is None else operation(left, right)
+    if (unary := _UNARY.get(type(expression))) is not None:
+        inner = of(expression.this)
+        return None if inner is None else unary(inner)
+    if type(expression) in _COMPARISONS:
+        return _compared(type(expression), of(expression.this), of(expression.args["expression"]))
+    if (operation := _OPERATIONS.get(type(expression))) is not None:
+        left, right = of(expression.this), of(expression.args["expression"])
+        return None if left is None or right is None else operation(*_numbers(left, right))
     raise ViewDefinitionError(f"the reference engine does not know {expression.sql()}")
 
+
+def knows(expression: exp.Expr) -> bool:
+    """Whether this engine can evaluate an expression."""
+    return all(
+        _caster(part.to) is not None
+        if isinstance(part, exp.Cast)
+        else isinstance(part, _STRUCTURE) or type(part) in (*_UNARY, *_COMPARISONS, *_OPERATIONS)
+        for part in expression.walk()
+    )
+
+
+_STRUCTURE: tuple[type[exp.Expr], ...] = (
+    exp.Column,
+    exp.Identifier,
+    exp.Literal,
+    exp.Boolean,
+    exp.Null,
+    exp.Paren,
+    exp.And,
+    exp.Or,
+    exp.Not,
+    exp.Is,
+    exp.In,
+    exp.Between,
+    exp.Case,
+    exp.If,
+    exp.Coalesce,
+    exp.Nullif,
+    exp.Greatest,
+    exp.Least,
+    exp.DataType,
+    exp.DataTypeParam,
+)
 
 _UNARY: Mapping[type[exp.Expr], Callable[[Any], Any]] = {
     exp.Upper: lambda a: a.upper(),
@@ -297,30 +351,145 @@ _UNARY: Mapping[type[exp.Expr], Callable[[Any], Any]] = {
     exp.Length: len,
     exp.Abs: abs,
     exp.Neg: lambda a: -a,
+    exp.Year: lambda a: a.year,
+    exp.Month: lambda a: a.month,
+    exp.Day: lambda a: a.day,
+}
+
+_COMPARISONS: Mapping[type[exp.Expr], Callable[[Any, Any], bool]] = {
+    exp.EQ: lambda a, b: bool(a == b),
+    exp.NEQ: lambda a, b: bool(a != b),
+    exp.LT: lambda a, b: bool(a < b),
+    exp.LTE: lambda a, b: bool(a <= b),
+    exp.GT: lambda a, b: bool(a > b),
+    exp.GTE: lambda a, b: bool(a >= b),
 }
 
 _OPERATIONS: Mapping[type[exp.Expr], Callable[[Any, Any], Any]] = {
-    exp.EQ: lambda a, b: a == b,
-    exp.NEQ: lambda a, b: a != b,
-    exp.LT: lambda a, b: a < b,
-    exp.LTE: lambda a, b: a <= b,
-    exp.GT: lambda a, b: a > b,
-    exp.GTE: lambda a, b: a >= b,
     exp.Add: lambda a, b: a + b,
     exp.Sub: lambda a, b: a - b,
     exp.Mul: lambda a, b: a * b,
     exp.Div: lambda a, b: a / b,
-    exp.DPipe: lambda a, b: f"{a}{b}",
+    exp.DPipe: lambda a, b: f"{_to_text(a)}{_to_text(b)}",
+    exp.Like: lambda a, b: _like(b).fullmatch(a) is not None,
 }
+
+
+def _compared(operator: type[exp.Expr], left: Any, right: Any) -> bool | None:
+    """A comparison; a constant that is written as text has the type of what it is compared with."""
+    if left is None or right is None:
+        return None
+    if isinstance(right, str) and not isinstance(left, str):
+        right = _parsed(right, left)
+    elif isinstance(left, str) and not isinstance(right, str):
+        left = _parsed(left, right)
+    if isinstance(left, datetime.datetime) != isinstance(right, datetime.datetime):
+        left, right = (_to_timestamp(value) for value in (left, right))
+    return _COMPARISONS[operator](left, right)
+
+
+def _parsed(text: str, example: Any) -> Any:
+    """A text as a value of the example's type."""
+    if isinstance(example, bool):
+        return _to_boolean(text)
+    if isinstance(example, datetime.datetime):
+        return _to_instant(text) if example.tzinfo else _to_timestamp(text)
+    if isinstance(example, datetime.date):
+        return _to_date(text)
+    if isinstance(example, datetime.time):
+        return datetime.time.fromisoformat(text)
+    return text.encode() if isinstance(example, bytes) else Decimal(text)
+
+
+def _numbers(left: Any, right: Any) -> tuple[Any, Any]:
+    """A float makes the other number a float."""
+    if isinstance(left, float) and isinstance(right, Decimal):
+        return left, float(right)
+    if isinstance(left, Decimal) and isinstance(right, float):
+        return float(left), right
+    return left, right
+
+
+def _like(pattern: str) -> re.Pattern[str]:
+    parts = ({"%": ".*", "_": "."}.get(character, re.escape(character)) for character in pattern)
+    return re.compile("".join(parts), re.DOTALL)
 
 
 def _cast(value: Any, to: exp.DataType) -> Any:
     if value is None:
         return None
+    if (cast := _caster(to)) is None:
+        raise ViewDefinitionError(f"the reference engine does not cast to {to.sql()}")
+    return cast(value)
+
+
+def _caster(to: exp.DataType) -> Callable[[Any], Any] | None:
+    """How values become values of a type."""
     if to.is_type("double", "float"):
-        return float(value)
+        return float
     if to.is_type(*exp.DataType.INTEGER_TYPES):
-        return int(value)
+        return _to_integer
     if to.is_type(*exp.DataType.TEXT_TYPES):
-        return str(value)
-    raise ViewDefinitionError(f"the reference engine does not cast to {to.sql()}")
+        return _to_text
+    if to.is_type("decimal"):
+        parameters = [int(part.name) for part in to.expressions]
+        scale = parameters[1] if len(parameters) > 1 else 0 if parameters else 3
+        return lambda value: _decimal(value).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
+    return next((cast for name, cast in _CASTS.items() if to.is_type(name)), None)
+
+
+def _decimal(value: Any) -> Decimal:
+    return Decimal(repr(value) if isinstance(value, float) else value)
+
+
+def _to_integer(value: Any) -> int:
+    if isinstance(value, float):
+        return round(value)
+    return int(_decimal(value).to_integral_value(ROUND_HALF_UP))
+
+
+def _to_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _to_boolean(value: Any) -> bool:
+    if not isinstance(value, str):
+        return bool(value)
+    if value.lower() not in _BOOLEANS:
+        raise ValueError(f"{value!r} is no boolean")
+    return _BOOLEANS[value.lower()]
+
+
+def _to_date(value: Any) -> datetime.date:
+    if isinstance(value, str):
+        return datetime.date.fromisoformat(value)
+    date: datetime.date = value.date() if isinstance(value, datetime.datetime) else value
+    return date
+
+
+def _to_timestamp(value: Any) -> datetime.datetime:
+    if isinstance(value, str):
+        value = datetime.datetime.fromisoformat(value)
+    if not isinstance(value, datetime.datetime):
+        return datetime.datetime.combine(value, datetime.time())
+    if value.tzinfo is not None:
+        raise ValueError(f"{value} as a local time depends on the session's time zone")
+    return value
+
+
+def _to_instant(value: Any) -> datetime.datetime:
+    found = datetime.datetime.fromisoformat(value) if isinstance(value, str) else value
+    if not isinstance(found, datetime.datetime) or found.tzinfo is None:
+        raise ValueError(f"{value} as an instant depends on the session's time zone")
+    return found
+
+
+_BOOLEANS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+
+_CASTS: Mapping[str, Callable[[Any], Any]] = {
+    "boolean": _to_boolean,
+    "date": _to_date,
+    "timestamp": _to_timestamp,
+    "timestampntz": _to_timestamp,
+    "timestamptz": _to_instant,
+}

@@ -78,6 +78,20 @@ def test_an_unknown_algorithm_is_named_with_its_line() -> None:
         scenario(CHAIN, "swoop")
 
 
+def test_options_of_the_algorithm_are_printed_as_they_were_written() -> None:
+    made = scenario(f"options: max_taken 3\n{CHAIN}", "nested-sweep")
+    assert made.options == (("max_taken", 3),)
+    assert made.maintenance.max_taken == 3  # type: ignore[attr-defined]
+    assert parse_scenario(format_scenario(made)) == made
+
+
+def test_an_option_that_the_algorithm_does_not_have_is_named_with_its_line() -> None:
+    with pytest.raises(ScenarioError, match="line 1: sweep has no option 'max_taken'"):
+        scenario(f"options: max_taken 3\n{CHAIN}")
+    with pytest.raises(ScenarioError, match="line 2: expected a number"):
+        scenario(f"options: max_taken few\n{CHAIN}", "nested-sweep")
+
+
 def test_a_missing_heading_is_named() -> None:
     with pytest.raises(ScenarioError, match="no 'view:' line"):
         parse_scenario("algorithm: sweep\nsource x\n")

@@ -15,8 +15,9 @@ whole rows.
 Guarantee: complete consistency for single updates. A transaction is taken as its single updates, deletions
 first, with a state of its own in between; so for transactions it is convergent only.
 
-Cost: n-1 queries for an insertion in peace; up to (n-1)! compensating queries with n-2 and fewer sources to
-ask each. None for a deletion. Needs from sources: changes and answers in one order; keys of all relations.
+Cost: n-1 queries for an insertion in peace, none for a deletion. Under a steady stream of deletions up to
+(n-1)! compensating queries in the last round, which ask one source each, and fewer than e·(n-1)! in all
+rounds. Needs from sources: changes and answers in one order; keys of all relations.
 
 Read with care in the paper:
 
