@@ -7,14 +7,14 @@ times: that is where maintenance algorithms go wrong.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from algebra import consistency
-from algebra.global_transaction import GlobalTransaction
 from algebra.schema import Column, RelationSchema
-from lab.scenario import TYPES, Bag, Change, Row, Scenario, Source, Transaction
+from lab.scenario import Change, Row, Scenario, Source, Transaction
+from lab.values import TYPES
+from lab.writer import Rows, Writer
 from mediator.maintenance import algorithm
 from mediator.maintenance.contract import Maintenance
 
@@ -22,7 +22,7 @@ NAMES = "xyzuvw"
 """Sources are called so, in the order in which the view joins them."""
 _KEYS = range(1, 5)
 _VALUES = range(2)
-_FIRST_ROWS = 3
+_FIRST_ROWS = range(1, 4)
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ def generate(
     maintenance = algorithm(name)
     shape = _shape(rnd, maintenance, sources)
     names = tuple(dict.fromkeys(shape.homes))
-    made = [_first(rnd, shape, source) for source in names]
-    writer = _Writer(rnd, made)
+    writer = Writer(rnd, _Rows())
+    for source in names:
+        writer.add(source, shape.relations(source), _FIRST_ROWS)
     for number in range(1, transactions + 1):
         writer.write(number, kind)
     scheduled = maintenance.takes_batches and maintenance.max_batch is None and rnd.random() < 0.5
@@ -169,78 +170,17 @@ def _view(rnd: random.Random, shape: _Shape, needs_keys: bool) -> str:
     return f"SELECT {', '.join(shown[i] for i in columns)} FROM {', '.join(tables)}{where}"
 
 
-def _first(rnd: random.Random, shape: _Shape, name: str) -> Source:
-    source = Source(name, shape.relations(name))
-    state: dict[str, Bag] = {relation.name: Counter() for relation in source.relations}
-    rows: list[Change] = []
-    for relation in source.relations:
-        for _ in range(rnd.randint(1, _FIRST_ROWS)):
-            for change in _insert(rnd, relation, state[relation.name]):
-                rows.append(change)
-                state = source.after(state, (change,))
-    return Source(name, source.relations, tuple(rows))
+class _Rows(Rows):
+    """Rows of few small numbers."""
 
+    def insert(
+        self, rnd: random.Random, source: str, relation: RelationSchema, bag: Mapping[Row, int]
+    ) -> list[Change]:
+        values = (rnd.choice(_VALUES), rnd.choice(_VALUES))
+        if not relation.key:
+            return [Change(relation.name, values)]
+        free = [key for key in _KEYS if all(row[0] != key for row in bag)]
+        return [Change(relation.name, (rnd.choice(free), *values))] if free else []
 
-def _insert(rnd: random.Random, relation: RelationSchema, bag: Mapping[Row, int]) -> list[Change]:
-    values = (rnd.choice(_VALUES), rnd.choice(_VALUES))
-    if not relation.key:
-        return [Change(relation.name, values)]
-    free = [key for key in _KEYS if all(row[0] != key for row in bag)]
-    return [Change(relation.name, (rnd.choice(free), *values))] if free else []
-
-
-def _delete(rnd: random.Random, relation: RelationSchema, bag: Mapping[Row, int]) -> list[Change]:
-    return [Change(relation.name, rnd.choice(sorted(bag)), -1)] if bag else []
-
-
-def _modify(rnd: random.Random, relation: RelationSchema, bag: Mapping[Row, int]) -> list[Change]:
-    if not bag:
-        return []
-    old = rnd.choice(sorted(bag))
-    new = (*old[:-2], rnd.choice(_VALUES), rnd.choice(_VALUES))
-    return [Change(relation.name, old, -1), Change(relation.name, new)]
-
-
-class _Writer:
-    """Adds transactions to sources, and knows what these hold."""
-
-    def __init__(self, rnd: random.Random, sources: list[Source]) -> None:
-        self._rnd = rnd
-        self.sources = {source.name: source for source in sources}
-        self._states = {source.name: next(source.states()) for source in sources}
-
-    def write(self, number: int, kind: consistency.Scenario) -> None:
-        """One transaction more."""
-        names = list(self.sources)
-        if (
-            kind is consistency.Scenario.GLOBAL
-            and len(names) > 1
-            and (number == 1 or self._rnd.random() < 0.5)
-        ):
-            chosen = sorted(self._rnd.sample(names, self._rnd.randint(2, min(3, len(names)))))
-            whole = GlobalTransaction(f"t{number}", frozenset(chosen))
-            for name in chosen:
-                self._append(name, Transaction(self._changes(name, 1), whole))
-            return
-        name = self._rnd.choice(names)
-        single = kind is consistency.Scenario.SINGLE_UPDATE or self._rnd.random() < 0.4
-        self._append(name, Transaction(self._changes(name, 1 if single else self._rnd.randint(2, 3), single)))
-
-    def _changes(self, name: str, steps: int, single: bool = True) -> tuple[Change, ...]:
-        """Changes that leave something changed in the end."""
-        source = self.sources[name]
-        while True:
-            state, changes = self._states[name], []
-            for _ in range(steps):
-                relation = self._rnd.choice(source.relations)
-                operation = self._rnd.choice((_insert, _delete) if single else (_insert, _delete, _modify))
-                made = operation(self._rnd, relation, state[relation.name])
-                changes += made
-                state = source.after(state, tuple(made))
-            if Transaction(tuple(changes)).net():
-                return tuple(changes)
-
-    def _append(self, name: str, transaction: Transaction) -> None:
-        source = self.sources[name]
-        self._states[name] = source.after(self._states[name], transaction.changes)
-        self.sources[name] = Source(name, source.relations, source.rows, (*source.transactions, transaction))
+    def modified(self, rnd: random.Random, source: str, relation: RelationSchema, row: Row) -> Row:
+        return (*row[:-2], rnd.choice(_VALUES), rnd.choice(_VALUES))

@@ -13,8 +13,6 @@ from functools import lru_cache
 from inspect import signature
 from typing import Any, TypeAlias
 
-import pyarrow as pa
-
 from algebra import consistency
 from algebra.consistency import Level
 from algebra.decompose import Decomposition, decompose
@@ -23,19 +21,12 @@ from algebra.global_transaction import GlobalTransaction
 from algebra.schema import Catalog, RelationSchema
 from lab.errors import ScenarioError
 from lab.serial import SerialOrder
+from lab.values import fits
 from mediator.maintenance import algorithm
 from mediator.maintenance.contract import Maintenance
 
 Row: TypeAlias = tuple[Any, ...]
 Bag: TypeAlias = Counter[Row]
-
-TYPES: Mapping[str, pa.DataType] = {
-    "int": pa.int64(),
-    "text": pa.string(),
-    "double": pa.float64(),
-    "boolean": pa.bool_(),
-}
-"""The types of a scenario's columns, by the names its text gives them."""
 
 
 @dataclass(frozen=True)
@@ -106,18 +97,8 @@ class Source:
         if len(change.row) != len(relation.columns):
             raise ScenarioError(f"{self.name}.{relation.name} has {len(relation.columns)} columns")
         for value, column in zip(change.row, relation.columns, strict=True):
-            if not _fits(value, column.type):
+            if not fits(value, column.type):
                 raise ScenarioError(f"{value!r} is no value of {self.name}.{relation.name}.{column.name}")
-
-
-def _fits(value: Any, type_: pa.DataType) -> bool:
-    if value is None:
-        return True
-    if pa.types.is_boolean(type_):
-        return isinstance(value, bool)
-    if pa.types.is_integer(type_):
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, float if pa.types.is_floating(type_) else str)
 
 
 @dataclass(frozen=True)
@@ -128,6 +109,8 @@ class Scenario:
     `per_relation` makes every relation a node of its own even if the algorithm does not ask for it.
     `max_batch` bounds what the warehouse takes from its queue at once; None for no bound of the scenario's
     own. `scheduled_takes`: it takes when, and as many as, the schedule says, not everything at once.
+    `allow_cross_join`: parts of the view need not be connected. `embedded`: joins are done by the embedded
+    engine, for views with expressions that the reference engine does not know.
     """
 
     algorithm: str
@@ -139,6 +122,8 @@ class Scenario:
     max_batch: int | None = None
     scheduled_takes: bool = False
     options: tuple[tuple[str, int], ...] = ()
+    allow_cross_join: bool = False
+    embedded: bool = False
 
     @property
     def maintenance(self) -> Maintenance:
@@ -156,7 +141,8 @@ class Scenario:
     def decomposition(self) -> Decomposition:
         needs = self.maintenance
         relations = tuple((source.name, source.relations) for source in self.sources)
-        return _decompose(self.view, relations, needs.needs_keys, self.per_relation or needs.single_source)
+        per_relation = self.per_relation or needs.single_source
+        return _decompose(self.view, relations, needs.needs_keys, per_relation, self.allow_cross_join)
 
     @property
     def batch_limit(self) -> int | None:
@@ -219,6 +205,9 @@ def _decompose(
     relations: tuple[tuple[str, tuple[RelationSchema, ...]], ...],
     keys: bool,
     per_relation: bool,
+    allow_cross_join: bool,
 ) -> Decomposition:
     catalogs = {name: Catalog(name, {r.name: r for r in schemas}) for name, schemas in relations}
-    return decompose("view", view, catalogs, keys=keys, per_relation=per_relation)
+    return decompose(
+        "view", view, catalogs, keys=keys, per_relation=per_relation, allow_cross_join=allow_cross_join
+    )

@@ -13,9 +13,9 @@
       relation r2(b int key, c int)
       transaction t1 of x, y: +r2(2, 7)
 
-Values are numbers, 'text', true, false and null; `(7, 8)[2]` is a row twice. Further lines before the view:
-`options: max_taken 3` with numbers of the algorithm's own, `nodes: relations`, `batch limit: N`,
-`takes: scheduled`.
+Types and values are those of `values.py`; `(7, 8)[2]` is a row twice. Names that are not plain stand in
+double quotes. Further lines before the view: `options: max_taken 3` with numbers of the algorithm's own,
+`nodes: relations`, `batch limit: N`, `takes: scheduled`, `cross joins: allowed`, `engine: embedded`.
 """
 
 from __future__ import annotations
@@ -30,23 +30,22 @@ from algebra.errors import LockstepError
 from algebra.global_transaction import GlobalTransaction
 from algebra.schema import Column, RelationSchema
 from lab.errors import ScenarioError
-from lab.scenario import TYPES, Bag, Change, Row, Scenario, Source, Transaction
+from lab.scenario import Bag, Change, Row, Scenario, Source, Transaction
+from lab.values import TYPES, format_value, read_value, type_name, type_of
 
 WIDTH = 110
-_TYPE_NAMES = {type_: name for name, type_ in TYPES.items()}
-_VALUE = re.compile(r"'(?:[^']|'')*'|-?\d+\.\d+(?:e[+-]?\d+)?|-?\d+|null|true|false")
-_NAME = re.compile(r"[A-Za-z_]\w*")
+_VALUE = re.compile(r"'(?:[^']|'')*'|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|null|true|false")
+_NAME = re.compile(r'[A-Za-z_]\w*|"(?:[^"]|"")+"')
+_TYPE = re.compile(r"[a-z]\w*(?:\(\d+,\d+\))?")
+# Blanks within quotes do not separate words.
+_VIEW_WORD = re.compile(r"""(?:'(?:[^']|'')*'|"(?:[^"]|"")*"|\S)+""")
 _NUMBER = re.compile(r"[1-9]\d*")
 
 
-def format_value(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return "'" + value.replace("'", "''") + "'"
-    return repr(value)
+def format_name(name: str) -> str:
+    """A name as scenarios and transcripts write it."""
+    plain = not name.startswith('"') and _NAME.fullmatch(name)
+    return name if plain else '"' + name.replace('"', '""') + '"'
 
 
 def format_row(row: Row, count: int = 1) -> str:
@@ -68,7 +67,8 @@ def format_signed(bag: Iterable[tuple[Row, int]], relation: str = "") -> str:
 
 
 def _format_change(relation: str, row: Row, count: int) -> str:
-    return f"{'+' if count > 0 else '-'}{relation}{format_row(row, abs(count))}"
+    named = format_name(relation) if relation else ""
+    return f"{'+' if count > 0 else '-'}{named}{format_row(row, abs(count))}"
 
 
 def sort_key(row: Row) -> tuple[tuple[int, Any], ...]:
@@ -102,15 +102,19 @@ def _lines(scenario: Scenario) -> Iterator[str]:
         yield f"batch limit: {scenario.max_batch}"
     if scenario.scheduled_takes:
         yield "takes: scheduled"
-    yield from _wrapped("view: ", scenario.view.split(), "  ")
+    if scenario.allow_cross_join:
+        yield "cross joins: allowed"
+    if scenario.embedded:
+        yield "engine: embedded"
+    yield from _wrapped("view: ", _VIEW_WORD.findall(scenario.view), "  ")
     for source in scenario.sources:
         yield f"source {source.name}"
         for relation in source.relations:
             columns = (
-                f"{c.name} {_TYPE_NAMES[c.type]}{' key' if c.name in relation.key else ''}"
+                f"{format_name(c.name)} {type_name(c.type)}{' key' if c.name in relation.key else ''}"
                 for c in relation.columns
             )
-            yield f"  relation {relation.name}({', '.join(columns)})"
+            yield f"  relation {format_name(relation.name)}({', '.join(columns)})"
             rows = [format_row(c.row, c.count) for c in source.rows if c.relation == relation.name]
             yield from _wrapped("    ", rows, "    ")
         for transaction in source.transactions:
@@ -154,7 +158,8 @@ class _Words:
         return found.group()
 
     def name(self, what: str) -> str:
-        return self.take(_NAME, what)
+        found = self.take(_NAME, what)
+        return found[1:-1].replace('""', '"') if found.startswith('"') else found
 
     def number(self) -> int:
         return int(self.take(_NUMBER, "a number"))
@@ -171,12 +176,16 @@ class _Words:
             return text[1:-1].replace("''", "'")
         if text in ("null", "true", "false"):
             return {"null": None, "true": True, "false": False}[text]
-        return float(text) if "." in text else int(text)
+        return float(text) if "." in text or "e" in text else int(text)
 
-    def row(self, relation: str, sign: int = 1) -> Change:
+    def row(self, relation: str, schema: RelationSchema | None, sign: int = 1) -> Change:
         self.expect("(")
         values = tuple(self.list_of(self.value))
         self.expect(")")
+        if schema is not None and len(schema.columns) == len(values):
+            values = tuple(
+                read_value(value, column.type) for value, column in zip(values, schema.columns, strict=True)
+            )
         count = 1
         if self.accept("["):
             count = int(self.take(_NUMBER, "a count"))
@@ -254,6 +263,12 @@ class _Parser:
         elif words.accept("takes:"):
             words.expect("scheduled")
             self._settings["scheduled_takes"] = True
+        elif words.accept("cross joins:"):
+            words.expect("allowed")
+            self._settings["allow_cross_join"] = True
+        elif words.accept("engine:"):
+            words.expect("embedded")
+            self._settings["embedded"] = True
         else:
             raise words.error("expected a heading such as 'algorithm:', 'view:' or 'source x'")
 
@@ -264,12 +279,14 @@ class _Parser:
         key: list[str] = []
 
         def column() -> Column:
-            column_name, type_name = words.name("a column's name"), words.name("a type")
-            if type_name not in TYPES:
-                raise ScenarioError(f"unknown type {type_name!r}; there are: {', '.join(TYPES)}", words.line)
+            column_name, name_of_type = words.name("a column's name"), words.take(_TYPE, "a type")
+            type_ = type_of(name_of_type)
+            if type_ is None:
+                known = f"{', '.join(TYPES)}, decimal(p,s)"
+                raise ScenarioError(f"unknown type {name_of_type!r}; there are: {known}", words.line)
             if words.accept("key"):
                 key.append(column_name)
-            return Column(column_name, TYPES[type_name])
+            return Column(column_name, type_)
 
         relation = RelationSchema(name, tuple(words.list_of(column)), tuple(key))
         words.expect(")")
@@ -285,7 +302,7 @@ class _Parser:
             raise words.error("expected 'relation' or 'transaction'")
         rows = []
         while words.text:
-            rows.append(words.row(source.relations[-1].name))
+            rows.append(words.row(source.relations[-1].name, source.relations[-1]))
         self._state = source.after(self._state, tuple(rows))
         self._sources[-1] = replace(source, rows=(*source.rows, *rows))
 
@@ -303,7 +320,8 @@ class _Parser:
             sign = 1 if words.accept("+") else -1
             if sign < 0:
                 words.expect("-")
-            changes.append(words.row(words.name("a relation's name"), sign))
+            name = words.name("a relation's name")
+            changes.append(words.row(name, source.catalog.relations.get(name), sign))
         self._state = source.after(self._state, tuple(changes))
         transaction = Transaction(tuple(changes), whole)
         self._sources[-1] = replace(source, transactions=(*source.transactions, transaction))

@@ -31,6 +31,7 @@ from lab.oracle import check_vectors, format_vector, judge
 from lab.scenario import Bag, Scenario
 from lab.scenario_text import (
     format_bag,
+    format_name,
     format_row,
     format_scenario,
     format_signed,
@@ -160,7 +161,7 @@ class _Writer:
         label = self._nodes[query.node].label
         if query.keys is None:
             return f"all of {label}"
-        columns = query.keys.columns
+        columns = [format_name(column) for column in query.keys.columns]
         values = sorted(python_rows(query.keys.values), key=sort_key)
         if len(columns) == 1:
             return f"{label} where {columns[0]} in {format_row(tuple(row[0] for row in values))}"
@@ -187,9 +188,9 @@ class _NodeText:
         shown = [(column.source.occurrence, column.source.column) for column in view.columns]
         order = sorted(range(len(shown)), key=lambda i: columns.index(shown[i]))
         self._order = [view.columns[i].name for i in order]
-        self.label = "⋈".join(occurrence.alias for occurrence in view.occurrences)
+        self.label = "⋈".join(format_name(occurrence.alias) for occurrence in view.occurrences)
         if len(shown) < len(columns):
-            self.label += f"[{', '.join(self._order)}]"
+            self.label += f"[{', '.join(map(format_name, self._order))}]"
 
     def _bag(self, rows: Relation) -> Bag:
         return to_bag(rows.select([*self._order, *({COUNT} & set(rows.column_names))]))

@@ -37,6 +37,8 @@ from mediator.maintenance.contract import (
 )
 from mediator.update_queue import DeliveredRun, UpdateMessageQueue
 
+_MAX_STEPS = 10_000
+"""After so many steps without waiting, an algorithm is held to loop."""
 _NO_TIME = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -137,31 +139,38 @@ class Warehouse:
 
     def _run(self) -> None:
         """Carry out steps until one has to wait."""
-        while (step := self._step) is not None:
-            match step:
-                case Next():
-                    if not self._inbox:
-                        return
-                    self._resume(self._inbox.popleft())
-                case tuple():
-                    if len(self._answers) < len(self._awaited):
-                        return
-                    answers = tuple(self._answers[id(asked)] for asked in self._awaited)
-                    self._awaited, self._answers = (), {}
-                    self._resume(answers)
-                case Take():
-                    if self._scenario.scheduled_takes or not len(self._queue):
-                        return
-                    limit = self._scenario.batch_limit or len(self._queue)
-                    self._resume(self._queue.prefix(self._delivered, limit))
-                case Read():
-                    self._resume(self._read(step))
-                case Install():
-                    self._install(step)
-                    self._resume(None)
-                case Settle():
-                    self._settle(step)
-                    self._resume(None)
+        for _ in range(_MAX_STEPS):
+            if self._step is None or not self._carry_out(self._step):
+                return
+        self._fail("it goes on and on without waiting for a message")
+
+    def _carry_out(self, step: Step) -> bool:
+        """Give a step what it waits for; False if that is not there yet."""
+        match step:
+            case Next():
+                if not self._inbox:
+                    return False
+                self._resume(self._inbox.popleft())
+            case tuple():
+                if len(self._answers) < len(self._awaited):
+                    return False
+                answers = tuple(self._answers[id(asked)] for asked in self._awaited)
+                self._awaited, self._answers = (), {}
+                self._resume(answers)
+            case Take():
+                if self._scenario.scheduled_takes or not len(self._queue):
+                    return False
+                limit = self._scenario.batch_limit or len(self._queue)
+                self._resume(self._queue.prefix(self._delivered, limit))
+            case Read():
+                self._resume(self._read(step))
+            case Install():
+                self._install(step)
+                self._resume(None)
+            case Settle():
+                self._settle(step)
+                self._resume(None)
+        return True
 
     def _resume(self, value: Any) -> None:
         """Give the process what it waited for; its next step's queries are sent at once."""

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import product
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from algebra.assembly import AssemblyQuery, local_assembly
-from algebra.engines.contract import Extent, Relation
+from algebra.engines.contract import Engine, Extent, Relation
+from algebra.engines.embedded import EmbeddedEngine
 from algebra.engines.reference import ReferenceEngine
 from algebra.global_transaction import GlobalTransaction
 from algebra.plan import SweepPlan
@@ -39,7 +41,7 @@ class World:
         scenario.check()
         decomposition = scenario.decomposition
         self.scenario = scenario
-        self.engine = ReferenceEngine()
+        self.engine: Engine = _embedded() if scenario.embedded else ReferenceEngine()
         self.query: AssemblyQuery = decomposition.assembly
         self.plan = SweepPlan.of(self.query)
         self.keys = decomposition.keys
@@ -174,6 +176,12 @@ class World:
             for vector in product(*(range(last + 1) for last in self.last)):
                 self._witnesses.setdefault(self.view_at(vector), []).append(vector)
         return self._witnesses.get(state, ())
+
+
+@cache
+def _embedded() -> EmbeddedEngine:
+    """One for all worlds: starting it costs more than a run."""
+    return EmbeddedEngine(threads=1)
 
 
 def contents(bag: Bag) -> Contents:

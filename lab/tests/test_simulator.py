@@ -176,6 +176,17 @@ def test_an_algorithm_that_raises_is_reported_and_the_run_goes_on(maintained_by:
     assert judge(history).level is Level.NONE
 
 
+def test_an_algorithm_that_never_waits_is_stopped(maintained_by: Any) -> None:
+    def probe(view: ViewContext) -> Process:
+        yield Next()
+        while True:
+            yield Read()
+
+    maintained_by(probe)
+    history = replay(pair(x="+r1(1, 2)"), [])
+    assert "without waiting" in history.problem
+
+
 def test_updates_of_empty_change_make_a_version() -> None:
     world = pair(x="+r1(1, 2); -r1(1, 2)")
     for name in ("sweep", "sweep-published", "sweep-parallel"):
@@ -198,10 +209,11 @@ def test_a_restart_gives_the_same_updates_again_and_ignores_late_answers() -> No
 
 
 def test_a_restart_does_not_repeat_what_is_installed() -> None:
-    world = pair(x="+r1(1, 2)", y_rows="(2, 3)")
-    history = finish(done(world, "commit x, receive x, answer y, receive y, restart"))
-    assert len(history.states) == 2
-    assert judge(history).level is Level.COMPLETE
+    for name in ("sweep-published", "ivma"):
+        world = pair(x="+r1(1, 2)", y_rows="(2, 3)", algorithm=name)
+        history = finish(done(world, "commit x, receive x, answer y, receive y, restart"))
+        assert len(history.states) == 2
+        assert judge(history).level is Level.COMPLETE
 
 
 def test_a_cut_link_holds_messages_in_both_directions() -> None:
