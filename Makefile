@@ -11,8 +11,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.lockstep-setup
 PACKAGES := algebra adapters wrapper mediator cli lab protos integration_tests
 CODE := $(PACKAGES) docs/check_docs.py
-# xdist: `make test WORKERS=4`; ARGS goes to the command, as in `make test ARGS="algebra -k sweep"`.
-WORKERS ?= 0
+# Tests run in two processes where there are two cores. ARGS goes to the command, as in
+# `make test ARGS="algebra -k sweep" WORKERS=0`.
+WORKERS ?= $(shell [ "$$(getconf _NPROCESSORS_ONLN)" -gt 1 ] && echo 2 || echo 0)
 ARGS ?=
 
 .PHONY: help
@@ -36,7 +37,7 @@ demo: setup ## Show Lockstep at work, start to end, on this machine
 
 .PHONY: test
 test: setup ## Run every test
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 .PHONY: lint
 lint: setup ## Check style, formatting, types and the dependency rule

@@ -45,6 +45,7 @@ class BoundView:
         return next(r for r in self.relations if r.alias == alias)
 
 
+_TABLE_CLAUSES = {"joins": "nested joins are", "pivots": "PIVOT is", "sample": "TABLESAMPLE is"}
 _CLAUSES = {
     "distinct": "DISTINCT",
     "group": "GROUP BY",
@@ -173,8 +174,9 @@ class _Binder:
     def _add_relation(self, table: exp.Expr) -> None:
         if not isinstance(table, exp.Table) or not isinstance(table.this, exp.Identifier):
             raise self._refuse(f"{_called(table)} is not supported in FROM", table)
-        if table.args.get("joins") or table.args.get("pivots") or table.args.get("sample"):
-            raise self._refuse("nested joins are not supported in FROM", table)
+        for key, clause in _TABLE_CLAUSES.items():
+            if table.args.get(key):
+                raise self._refuse(f"{clause} not supported in FROM", table)
         parts = [part.name for part in table.parts]
         if len(parts) < 2:
             raise self._refuse(f"table {parts[0]!r} names no source; write source.{parts[0]}", table)

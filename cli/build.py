@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from algebra.errors import ConfigurationError, MissingExtraError
 from cli.config import Configuration
-from cli.config_model import MediatorSection
+from cli.config_model import MediatorSection, ViewSection
 
 if TYPE_CHECKING:
     from adapters.spi import Adapter
+    from mediator.config import ViewSpecConfig
 
 _OURS = ("protos", "algebra", "adapters", "wrapper", "mediator", "cli")
 
@@ -77,7 +78,7 @@ def mediator_server(
     if unknown:
         raise ConfigurationError(f"{configuration.path}: there is no source {unknown[0]!r}")
     try:
-        from mediator.config import MediatorConfig, ViewSpecConfig
+        from mediator.config import MediatorConfig
         from mediator.server import MediatorServer
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] in _OURS:
@@ -96,18 +97,22 @@ def mediator_server(
         spark_conf=section.spark_conf,
         embedded_memory=section.embedded_memory,
         umq_rows=section.umq_rows,
-        views=[
-            ViewSpecConfig(
-                name=name,
-                sql=view.sql,
-                maintenance=view.maintenance,
-                allow_cross_join=view.allow_cross_join,
-                max_batch=view.max_batch,
-                consistency=view.consistency or "",
-                force=view.force,
-            )
-            for name, view in configuration.views.items()
-        ],
+        views=[view_spec(name, view) for name, view in configuration.views.items()],
     )
     server: Server = MediatorServer(config)
     return server
+
+
+def view_spec(name: str, view: ViewSection) -> ViewSpecConfig:
+    """A view of the file, as the mediator takes it."""
+    from mediator.config import ViewSpecConfig
+
+    return ViewSpecConfig(
+        name=name,
+        sql=view.sql,
+        maintenance=view.maintenance,
+        allow_cross_join=view.allow_cross_join,
+        max_batch=view.max_batch,
+        consistency=view.consistency or "",
+        force=view.force,
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from cli.options import AsJson
+from cli.options import AsJson, ConfigFile
 
 if TYPE_CHECKING:
     from algebra import consistency
+    from lab.experiment import Result
     from lab.history import History
     from lab.scenario import Scenario
 
@@ -44,6 +45,11 @@ Algorithm = Annotated[
 Sources = Annotated[int, typer.Option(min=1, max=6, help="Sources of the view.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same runs.")]
 Kind = Annotated[Transactions, typer.Option("--scenario", help="The transactions of the sources.")]
+Schedules = Annotated[int, typer.Option(min=1, help="Random schedules to run.")]
+TransactionsEach = Annotated[
+    int, typer.Option("--transactions", min=1, help="Transactions of each scenario.")
+]
+WithFaults = Annotated[bool, typer.Option("--faults", help="Cut links and restart the algorithm, too.")]
 Save = Annotated[
     Path | None, typer.Option(help="Write the counterexample, or else the last run, to this file.")
 ]
@@ -53,13 +59,11 @@ Save = Annotated[
 def run(
     algorithm: Algorithm,
     sources: Sources = 3,
-    schedules: Annotated[int, typer.Option(min=1, help="Random schedules to run.")] = 500,
+    schedules: Schedules = 500,
     seed: Seed = 0,
-    transactions: Annotated[int, typer.Option(min=1, help="Transactions of each scenario.")] = 5,
+    transactions: TransactionsEach = 5,
     scenario: Kind = Transactions.LOCAL,
-    faults: Annotated[
-        bool, typer.Option("--faults", help="Cut links and restart the algorithm, too.")
-    ] = False,
+    faults: WithFaults = False,
     save: Save = None,
     as_json: AsJson = False,
 ) -> None:
@@ -68,13 +72,7 @@ def run(
 
     experiment = Experiment(algorithm, sources, transactions, schedules, seed, _kind(scenario), faults)
     result = Result()
-    started = time.perf_counter()
-    last: History | None = None
-    for last in _shown(histories(experiment), schedules):
-        result.add(last)
-    seconds = time.perf_counter() - started
-    assert last is not None
-    counts = result.counts
+    last, seconds = _run(result, histories(experiment), schedules)
     _report(
         {
             "algorithm": algorithm,
@@ -85,19 +83,56 @@ def run(
             "promised": str(last.world.scenario.maintenance.guarantee[_kind(scenario)]),
         },
         result.levels,
-        {
-            "below promise": result.broken,
-            "runs with an untrue vector": result.untrue,
-            "messages per update": round(
-                (counts.updates + counts.queries + counts.answers) / counts.updates, 2
-            ),
-            "queries per update": round(counts.queries / counts.updates, 2),
-            "versions per update": round(counts.versions / counts.updates, 2),
-            "schedules per minute": round(schedules / seconds * 60),
-        },
+        {"below promise": result.broken, **_facts(result, seconds)},
         as_json,
     )
-    _conclude(result.failure, last, result.broken, save, as_json)
+    _conclude(result, last, save, as_json)
+
+
+@app.command("check")
+def check(
+    file: ConfigFile,
+    view: Annotated[str, typer.Option("--view", metavar="NAME", help="The view.")],
+    schedules: Schedules = 500,
+    seed: Seed = 0,
+    transactions: TransactionsEach = 5,
+    scenario: Kind = Transactions.LOCAL,
+    faults: WithFaults = False,
+    save: Save = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a configured view on made up data; exit code 1 if a schedule is below what is promised or declared.
+
+    Only the schemas of its sources are read. At least, every run has to converge.
+    """
+    from cli.config import load
+    from lab.check import check
+    from lab.experiment import Result
+
+    checked = check(load(file), view, _kind(scenario))
+    result = Result(checked.required_of)
+    histories = checked.histories(schedules=schedules, transactions=transactions, seed=seed, faults=faults)
+    last, seconds = _run(result, histories, schedules)
+    declared = {"declared": str(checked.declared)} if checked.declared else {}
+    facts = _facts(result, seconds)
+    _report(
+        {
+            "view": view,
+            "algorithm": checked.kept.algorithm.name,
+            "scenario": str(checked.kind),
+            "sources": len(checked.view.sources),
+            "transactions": transactions,
+            "seed": seed,
+            "promised": str(checked.promised),
+            **declared,
+            "required": str(checked.required),
+        },
+        result.levels,
+        {"below required": result.broken, "schedules that change the view": result.changing, **facts},
+        as_json,
+        checked.kept.reasons,
+    )
+    _conclude(result, last, save, as_json)
 
 
 @app.command("explore")
@@ -145,7 +180,7 @@ def explore(
         },
         as_json,
     )
-    _conclude(result.failure, last, result.broken, save, as_json)
+    _conclude(result, last, save, as_json)
 
 
 @app.command("replay")
@@ -284,17 +319,45 @@ def _shown(items: Iterable[_T], total: int | None) -> Iterator[_T]:
     )
 
 
+def _run(result: Result, histories: Iterable[History], schedules: int) -> tuple[History, float]:
+    """Let everything happen; the last run, and the seconds that all of them took."""
+    started = time.perf_counter()
+    last: History | None = None
+    for last in _shown(histories, schedules):
+        result.add(last)
+    assert last is not None
+    return last, time.perf_counter() - started
+
+
+def _facts(result: Result, seconds: float) -> dict[str, Any]:
+    counts = result.counts
+    return {
+        "runs with an untrue vector": result.untrue,
+        "messages per update": round((counts.updates + counts.queries + counts.answers) / counts.updates, 2),
+        "queries per update": round(counts.queries / counts.updates, 2),
+        "versions per update": round(counts.versions / counts.updates, 2),
+        "schedules per minute": round(result.schedules / seconds * 60),
+    }
+
+
 def _report(
-    subject: Mapping[str, Any], levels: Counter[Any], facts: Mapping[str, Any], as_json: bool
+    subject: Mapping[str, Any],
+    levels: Counter[Any],
+    facts: Mapping[str, Any],
+    as_json: bool,
+    reasons: Sequence[str] = (),
 ) -> None:
     from cli.output import console, emit_json, table
 
     shares = {str(level): count for level, count in sorted(levels.items(), reverse=True)}
     if as_json:
-        emit_json({**_snake(subject), "levels": shares, **_snake(facts)})
+        why = {"reasons": list(reasons)} if reasons else {}
+        emit_json({**_snake(subject), **why, "levels": shares, **_snake(facts)})
         return
     out = console()
     out.print(", ".join(f"{name} {value}" for name, value in subject.items()), markup=False)
+    for reason in reasons:
+        out.print(f"  {reason}", markup=False)
     rows = [(level, f"{n:,}", f"{100 * n / levels.total():.1f} %") for level, n in shares.items()]
     out.print(table(("level", "schedules", "share"), rows, right=("schedules", "share")))
     for name, value in facts.items():
@@ -309,16 +372,15 @@ def _snake(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace(" ", "_"): value for name, value in facts.items()}
 
 
-def _conclude(failure: History | None, last: History, broken: int, save: Path | None, as_json: bool) -> None:
+def _conclude(result: Result, last: History, save: Path | None, as_json: bool) -> None:
     """Show and save the minimal counterexample, if there is one."""
     from cli.output import console
-    from lab.counterexample import counterexample
     from lab.transcript import format_history
 
-    found = counterexample(failure) if failure and (save or not as_json) else None
+    found = result.counterexample() if save or not as_json else None
     if save:
         save.write_text(format_history(found or last), encoding="utf-8")
     if found and not as_json:
         console().print(f"\na smallest run that fails:\n\n{format_history(found)}", markup=False, end="")
-    if broken:
+    if result.broken:
         raise typer.Exit(1)

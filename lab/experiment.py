@@ -43,7 +43,7 @@ class Experiment:
 class Result:
     """What came of an experiment.
 
-    `promise` tells what a scenario is to reach, and `broken` counts the runs that are below it. `failure` is a
+    `promise` tells what runs of a scenario are to reach, and `broken` counts those below it. `failure` is a
     counterexample, of the lowest level that occurred. `untrue` counts runs in which a version claims a vector
     that does not give its contents, `changing` those in which the view does not stay as it was.
     """
@@ -81,7 +81,7 @@ class Result:
         """A smallest run that fails, if one does."""
         if self.failure is None:
             return None
-        return counterexample(self.failure, required(self.promise(self.failure.world.scenario)))
+        return counterexample(self.failure, self.promise(self.failure.world.scenario))
 
 
 def histories(experiment: Experiment) -> Iterator[History]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import duckdb
@@ -18,7 +20,7 @@ import sqlglot
 from sqlglot import exp
 
 from algebra import consistency
-from algebra.engines.reference import knows
+from algebra.engines.reference import evaluate, knows
 from algebra.errors import ViewDefinitionError
 from algebra.schema import Catalog, Column, RelationSchema
 from algebra.sql_types import duckdb_type
@@ -30,11 +32,17 @@ from lab.writer import Rows, Writer
 from mediator.config import ViewSpecConfig
 from mediator.maintenance.contract import Maintenance
 
-_FIRST_ROWS = range(1, 5)
+_FIRST_ROWS = range(2, 5)
 _NULL = 0.15
 """How likely a column that may be NULL is."""
-_TRIES = 20
-"""How many scenarios are made until one changes the view."""
+_WANTED = 0.7
+"""How often a row is looked for that satisfies the view's predicates on its relation."""
+_ROW_TRIES = 8
+_STATES = 4
+"""In how many states the view is to be seen."""
+_TRIES = 40
+_SLOW_TRIES = 10
+"""How many scenarios are made until there is one with so many states."""
 _COMPARED = 6
 """How many scenarios both engines must agree on."""
 _FAILURES = (TypeError, ValueError, ArithmeticError, AttributeError, duckdb.Error)
@@ -93,6 +101,20 @@ class OwnView:
         )
 
     @cached_property
+    def _predicates(self) -> dict[tuple[str, str], list[list[exp.Expr]]]:
+        """For each relation, what each occurrence of it in the view asks of a row alone."""
+        found: dict[tuple[str, str], list[list[exp.Expr]]] = {}
+        for relation in self._bound.relations:
+            own = [
+                conjunct.transform(_without_table)
+                for conjunct in self._bound.conjuncts
+                if {column.table for column in conjunct.find_all(exp.Column)} == {relation.alias}
+                and knows(conjunct)
+            ]
+            found.setdefault((relation.source, relation.schema.name), []).append(own)
+        return found
+
+    @cached_property
     def embedded(self) -> bool:
         """Whether the reference engine cannot compute this view, or not as the embedded engine does."""
         plain = self._scenario(random.Random(0), 1, consistency.Scenario.SOURCE_LOCAL, embedded=False)
@@ -117,26 +139,31 @@ class OwnView:
         return True
 
     def world(self, rnd: random.Random, transactions: int, kind: consistency.Scenario) -> World:
-        """A random scenario in which the view changes, if one is found, ready to run."""
-        found: World | None = None
+        """A random scenario, ready to run, in which the view takes on several states if that can be had."""
+        best: World | None = None
+        most = 0
         problem: Exception | None = None
-        for _ in range(_TRIES):
+        for _ in range(_SLOW_TRIES if self.embedded else _TRIES):
             try:
-                found = World(self._scenario(rnd, transactions, kind, embedded=self.embedded))
-                if _changes(found):
-                    return found
+                world = World(self._scenario(rnd, transactions, kind, embedded=self.embedded))
+                states = _states(world)
             except _FAILURES as error:
                 problem = error
-        if found is None:
+                continue
+            if states > most:
+                best, most = world, states
+            if most >= _STATES:
+                break
+        if best is None:
             raise ViewDefinitionError(
-                f"an expression of view {self.spec.name!r} fails on all rows that were made up for it: {problem}"
+                f"an expression of view {self.spec.name!r} fails on all rows made up for it: {problem}"
             )
-        return found
+        return best
 
     def _scenario(
         self, rnd: random.Random, transactions: int, kind: consistency.Scenario, *, embedded: bool
     ) -> Scenario:
-        writer = Writer(rnd, _PoolRows(self._pools.chosen(rnd), self._nullable))
+        writer = Writer(rnd, _PoolRows(self._pools.chosen(rnd), self._nullable, self._predicates))
         for source, relations in self._relations.items():
             writer.add(source, relations, _FIRST_ROWS)
         for number in range(1, transactions + 1):
@@ -157,21 +184,31 @@ class OwnView:
 class _PoolRows(Rows):
     """Rows of values from pools; keys that are in use are not used again before their row is gone."""
 
-    def __init__(self, pools: Mapping[ColumnOf, Sequence[Any]], nullable: frozenset[ColumnOf]) -> None:
+    def __init__(
+        self,
+        pools: Mapping[ColumnOf, Sequence[Any]],
+        nullable: frozenset[ColumnOf],
+        predicates: Mapping[tuple[str, str], Sequence[Sequence[exp.Expr]]],
+    ) -> None:
         self._pools = pools
         self._nullable = nullable
+        self._predicates = predicates
 
     def insert(
         self, rnd: random.Random, source: str, relation: RelationSchema, bag: Mapping[Row, int]
     ) -> list[Change]:
         indexes = [i for i, column in enumerate(relation.columns) if column.name in relation.key]
         used = {tuple(row[i] for i in indexes) for row in bag} if indexes else set()
+        wanted = rnd.choice(self._predicates[source, relation.name]) if rnd.random() < _WANTED else ()
+        found: list[Change] = []
         # Trying is enough: where most keys are in use, it is as well that rows are deleted first.
-        for _ in range(4):
+        for _ in range(_ROW_TRIES):
             row = tuple(self._value(rnd, source, relation, column) for column in relation.columns)
             if tuple(row[i] for i in indexes) not in used:
-                return [Change(relation.name, row)]
-        return []
+                found = [Change(relation.name, row)]
+                if _holds(wanted, relation, row):
+                    break
+        return found
 
     def modified(self, rnd: random.Random, source: str, relation: RelationSchema, row: Row) -> Row:
         return tuple(
@@ -184,6 +221,17 @@ class _PoolRows(Rows):
         if place in self._nullable and rnd.random() < _NULL:
             return None
         return rnd.choice(self._pools[place])
+
+
+def _without_table(part: exp.Expr) -> exp.Expr:
+    return exp.Column(this=part.this) if isinstance(part, exp.Column) else part
+
+
+def _holds(predicates: Sequence[exp.Expr], relation: RelationSchema, row: Row) -> bool:
+    values = dict(zip((column.name for column in relation.columns), row, strict=True))
+    with suppress(*_FAILURES):
+        return all(evaluate(predicate, lambda _, name: values[name]) for predicate in predicates)
+    return True
 
 
 def _reduced(relation: RelationSchema, read: set[str]) -> RelationSchema:
@@ -211,12 +259,6 @@ def _one_line(sql: str) -> str:
     return text
 
 
-def _changes(world: World) -> bool:
-    """Whether the view takes on different states while the sources do one transaction after the other."""
-    vector = world.origin
-    while vector != world.last:
-        following = next(world.order.next(vector))
-        if world.view_at(following) != world.view_at(vector):
-            return True
-        vector = following
-    return False
+def _states(world: World) -> int:
+    """How many different states the view has, over all states of the sources."""
+    return len({world.view_at(vector) for vector in product(*(range(last + 1) for last in world.last))})

@@ -119,7 +119,7 @@ def _target(to: exp.DataType) -> pa.DataType | None:
 
 
 def _constant(literal: exp.Literal, type_: pa.DataType, pattern: bool) -> Any:
-    """A constant of the view as a value of a column that it may be compared with; None if it cannot be one."""
+    """A constant of the view as a value of a column; None if it cannot be one."""
     text = f"-{literal.name}" if isinstance(literal.parent, exp.Neg) else literal.name
     try:
         if not literal.is_string:

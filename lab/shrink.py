@@ -16,7 +16,7 @@ from algebra.errors import LockstepError
 from algebra.global_transaction import GlobalTransaction
 from lab.explore import explore
 from lab.history import Action, History, Kind
-from lab.scenario import Scenario, Source
+from lab.scenario import Change, Scenario, Source, Transaction
 from lab.schedules import replay
 from lab.world import World
 
@@ -102,13 +102,20 @@ def _smaller(scenario: Scenario) -> Iterator[tuple[Scenario, Sequence[Action]]]:
                 yield smaller, (Action(Kind.COMMIT, source.name),)
     for index, source in enumerate(scenario.sources):
         for i, transaction in enumerate(source.transactions):
-            for changes in _less(transaction.changes):
+            for changes in (*_net(transaction), *_less(transaction.changes)):
                 shorter = replace(transaction, changes=changes)
                 transactions = (*source.transactions[:i], shorter, *source.transactions[i + 1 :])
                 yield _changed(scenario, index, replace(source, transactions=transactions)), ()
     for index, source in enumerate(scenario.sources):
         for rows in _less(source.rows):
             yield _changed(scenario, index, replace(source, rows=rows)), ()
+
+
+def _net(transaction: Transaction) -> Iterator[tuple[Change, ...]]:
+    """What a transaction does in the end, deletions first, if it does not do that already."""
+    counts = sorted(transaction.net().items(), key=lambda item: item[1] > 0)
+    if len(counts) < len(transaction.changes):
+        yield tuple(Change(relation, row, count) for (relation, row), count in counts)
 
 
 def _less(items: tuple[_T, ...]) -> Iterator[tuple[_T, ...]]:

@@ -37,7 +37,7 @@ from mediator.maintenance.contract import (
 )
 from mediator.update_queue import DeliveredRun, UpdateMessageQueue
 
-_MAX_STEPS = 10_000
+_MAX_STEPS = 1_000
 """After so many steps without waiting, an algorithm is held to loop."""
 _NO_TIME = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -166,7 +166,8 @@ class Warehouse:
                 self._resume(self._read(step))
             case Install():
                 self._install(step)
-                self._resume(None)
+                if self._step is not None:
+                    self._resume(None)
             case Settle():
                 self._settle(step)
                 self._resume(None)

@@ -124,6 +124,10 @@ def test_division_is_defined_once_for_all_engines() -> None:
             "SELECT id FROM crm.customer ORDER BY id",
             "ORDER BY is not supported in a view (line 1, column 29)",
         ),
+        (
+            "SELECT id FROM crm.customer TABLESAMPLE (10 PERCENT)",
+            "TABLESAMPLE is not supported in FROM (line 1, column 16)",
+        ),
         ("SELECT id FROM crm.customer LIMIT 3", "LIMIT is not supported in a view (line 1, column 29)"),
         (
             "SELECT id FROM crm.customer UNION SELECT id FROM shop.orders",

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cli.main import app
-from lab.tests.test_transcripts import FILES
+from lab.tests.test_transcripts import FILES, text_of
 
 
 def lab(*arguments: str) -> Result:
@@ -69,7 +69,7 @@ def test_a_level_below_the_promise_is_exit_code_1(monkeypatch: pytest.MonkeyPatc
 
 def test_replay_shows_what_differs_and_rewrites_it(tmp_path: Path) -> None:
     file = tmp_path / "one.txt"
-    text = FILES[0].read_text(encoding="utf-8")
+    text = text_of("slides-correct")
     file.write_text(text.replace("level: complete", "level: strong"), encoding="utf-8")
     done = lab("replay", str(file))
     assert done.exit_code == 1

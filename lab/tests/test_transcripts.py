@@ -17,9 +17,13 @@ from lab.transcript import Transcript, format_history
 FILES = sorted((Path(__file__).parent.parent / "transcripts").glob("*.txt"))
 
 
-def replayed(name: str) -> History:
+def text_of(name: str) -> str:
     (file,) = (file for file in FILES if file.stem == name)
-    return Transcript.parse(file.read_text(encoding="utf-8")).replay()
+    return file.read_text(encoding="utf-8")
+
+
+def replayed(name: str) -> History:
+    return Transcript.parse(text_of(name)).replay()
 
 
 def views(history: History) -> list[str]:
@@ -56,7 +60,7 @@ def test_sweep_figure_5_with_concurrent_updates() -> None:
 
 
 def test_an_action_that_cannot_happen_is_named_with_its_line() -> None:
-    text = FILES[0].read_text(encoding="utf-8")
+    text = text_of("slides-correct")
     head = text[: text.index("schedule\n")]
     line = head.count("\n") + 2
     with pytest.raises(ScheduleError, match=f"line {line}: 'answer s' cannot happen now"):
@@ -66,6 +70,6 @@ def test_an_action_that_cannot_happen_is_named_with_its_line() -> None:
 
 
 def test_a_schedule_may_end_early_and_the_rest_follows_calmly() -> None:
-    text = FILES[0].read_text(encoding="utf-8")
+    text = text_of("slides-correct")
     history = Transcript.parse(text[: text.index("schedule\n")]).replay()
     assert judge(history).level is Level.COMPLETE

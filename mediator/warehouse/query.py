@@ -97,6 +97,8 @@ def _one_select(sql: str) -> exp.Query:
     if len(trees) != 1:
         raise RefusedError(f"a query is one SELECT; this text holds {len(trees)} statements")
     tree = trees[0]
+    if isinstance(tree, exp.Condition | exp.Alias):
+        raise ViewDefinitionError(f"a query is one SELECT; {sql.split()[0]!r} does not begin one")
     if not isinstance(tree, exp.Query):
         raise RefusedError(f"a query is one SELECT; {tree.key.upper()} is refused")
     for forbidden in (exp.Into, exp.DML, exp.DDL, exp.Command):

@@ -116,6 +116,11 @@ def test_anything_else_is_refused(shop: Warehouse, sql: str) -> None:
     assert len(str(refused.value).splitlines()) == 1
 
 
+def test_a_mistyped_select_is_named(shop: Warehouse) -> None:
+    with pytest.raises(ViewDefinitionError, match="'selec' does not begin one"):
+        shop.query("selec")
+
+
 def test_bad_sql_is_one_line(shop: Warehouse) -> None:
     for sql in ("SELECT FROM WHERE", "SELECT nope FROM orders", "SELECT 1 +", "SELEKT 1", "SELECT nofunc(1)"):
         with pytest.raises(LockstepError) as bad:
