@@ -16,7 +16,7 @@ from sqlglot.errors import SqlglotError
 
 from algebra import consistency
 from algebra.consistency import Level
-from algebra.errors import ConfigurationError, LockstepError, SourceUnavailableError
+from algebra.errors import ConfigurationError
 from algebra.schema import Catalog
 from algebra.view import DIALECT
 from cli import build
@@ -30,6 +30,7 @@ from mediator.config import ViewSpecConfig
 from mediator.consistency import Promise, asked_level, choose, promise
 from mediator.views import decomposed
 from protos.lockstep.v1.types_pb2 import Capabilities
+from wrapper.service import capabilities_to_proto
 
 
 @dataclass(frozen=True)
@@ -106,24 +107,11 @@ def _sources_named(sql: str, catalogs: Mapping[str, Catalog]) -> list[str]:
 
 
 def describe(configuration: Configuration, source: str) -> SourceDescription:
-    """What a source shows and can do: by its adapter, or by its wrapper where that alone can tell."""
-    if configuration.sources[source].adapter is None:
-        return _by_wrapper(source, configuration.address(source))
-    from wrapper.service import capabilities_to_proto
-
-    try:
+    """What a source shows and can do: by its adapter, or by its wrapper if that is configured elsewhere."""
+    if configuration.sources[source].adapter is not None:
         with closing(build.adapter(configuration, source)) as adapter:
             return SourceDescription(adapter.catalog(), capabilities_to_proto(adapter))
-    except SourceUnavailableError:
-        # A wrapper that is running may be the one who has the database open.
-        try:
-            return _by_wrapper(source, configuration.address(source))
-        except LockstepError:
-            pass
-        raise
-
-
-def _by_wrapper(source: str, address: str) -> SourceDescription:
+    address = configuration.address(source)
     channel = SourceChannel(source, address, "lab", lambda _: None, lambda *_: None, credit_rows=0)
     try:
         return channel.describe()

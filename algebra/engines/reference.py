@@ -272,6 +272,11 @@ def evaluate(expression: exp.Expr, value: Callable[[int, str], Any]) -> Any:
             low = _compared(exp.GTE, inner, of(expression.args["low"]))
             high = _compared(exp.LTE, inner, of(expression.args["high"]))
             return False if False in (low, high) else None if None in (low, high) else True
+        case exp.Like():
+            left, right = of(expression.this), of(expression.expression)
+            if left is None or right is None:
+                return None
+            return bool(_like(right).fullmatch(left)) is not bool(expression.args.get("negate"))
         case exp.Coalesce():
             for part in (expression.this, *expression.expressions):
                 if (found := of(part)) is not None:
@@ -335,6 +340,7 @@ _STRUCTURE: tuple[type[exp.Expr], ...] = (
     exp.Is,
     exp.In,
     exp.Between,
+    exp.Like,
     exp.Case,
     exp.If,
     exp.Coalesce,
@@ -371,7 +377,6 @@ _OPERATIONS: Mapping[type[exp.Expr], Callable[[Any, Any], Any]] = {
     exp.Mul: lambda a, b: a * b,
     exp.Div: lambda a, b: a / b,
     exp.DPipe: lambda a, b: f"{_to_text(a)}{_to_text(b)}",
-    exp.Like: lambda a, b: _like(b).fullmatch(a) is not None,
 }
 
 
