@@ -18,6 +18,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep all tests with Spark in one worker, so that a run in parallel has one session, too."""
     for item in items:

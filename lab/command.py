@@ -231,6 +231,9 @@ def table1(
     scenario: Annotated[
         Transactions, typer.Option("--scenario", help="The transactions of the sources: single or local.")
     ] = Transactions.SINGLE,
+    algorithms: Annotated[
+        list[str] | None, typer.Option("--algorithm", help="Only this one; may be given several times.")
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw queries per update into this file: .svg, .png or .pdf.")
     ] = None,
@@ -240,12 +243,14 @@ def table1(
     from algebra.errors import ConfigurationError
     from lab.table1 import Plan, Table, measure
     from lab.table1_report import as_dict, show
+    from mediator.maintenance import ALGORITHMS, algorithm
 
     if scenario is Transactions.GLOBAL:
         raise ConfigurationError("table1 compares single updates or source-local transactions")
     if picture is not None and picture.suffix not in (".svg", ".png", ".pdf"):
         raise ConfigurationError(f"cannot draw {picture}: name it .svg, .png or .pdf")
-    plan = Plan(schedules=schedules, transactions=transactions, seed=seed, kind=_kind(scenario))
+    names = tuple(algorithm(name).name for name in algorithms or ALGORITHMS)
+    plan = Plan(names, schedules=schedules, transactions=transactions, seed=seed, kind=_kind(scenario))
     table = Table()
     started = time.perf_counter()
     for key, history in _shown(measure(plan), plan.runs):
