@@ -8,17 +8,16 @@ left and the right sweep side by side, as its section 5.3 suggests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
 from algebra.consistency import Level, by_scenario
 from algebra.engines.contract import Relation
-from algebra.sweep import batched_sweep, parallel_sweep, sweep
+from algebra.sweep import Pending, Sweep, batched_sweep, parallel_sweep, sweep
 from mediator.maintenance.contract import Install, Maintenance, Process, Take, ViewContext
 from mediator.update_queue import DeliveredRun
-
-_COMPLETE = by_scenario(Level.COMPLETE, Level.COMPLETE, Level.WEAK)
 
 
 def deltas_of(batch: Sequence[DeliveredRun]) -> dict[int, Relation]:
@@ -30,53 +29,51 @@ def deltas_of(batch: Sequence[DeliveredRun]) -> dict[int, Relation]:
     return {node: pa.concat_tables(tables) for node, tables in sorted(parts.items())}
 
 
-class BatchedSweep(Maintenance):
+class _Sweeping(Maintenance):
+    """Takes a batch, sweeps it, installs one version per transaction, for ever."""
+
+    guarantee = by_scenario(Level.COMPLETE, Level.COMPLETE, Level.WEAK)
+    takes_batches = True
+
+    def maintain(self, view: ViewContext) -> Process:
+        assert view.pending is not None
+        while True:
+            batch = yield Take()
+            change = yield from self.view_change(view, deltas_of(batch), view.pending)
+            yield Install(change, batch)
+
+    @abstractmethod
+    def view_change(self, view: ViewContext, deltas: Mapping[int, Relation], pending: Pending) -> Sweep:
+        """ΔV for a batch."""
+
+
+class BatchedSweep(_Sweeping):
     """One version per transaction with at most 2(n-1) queries per batch of any size."""
 
     name = "sweep"
-    guarantee = _COMPLETE
     message_cost = "2(n-1)/k for batches of k"
-    takes_batches = True
 
-    def maintain(self, view: ViewContext) -> Process:
-        assert view.pending is not None
-        while True:
-            batch = yield Take()
-            change = yield from batched_sweep(
-                view.plan, deltas_of(batch), view.engine, view.pending, view.stage()
-            )
-            yield Install(change, batch)
+    def view_change(self, view: ViewContext, deltas: Mapping[int, Relation], pending: Pending) -> Sweep:
+        return batched_sweep(view.plan, deltas, view.engine, pending, view.stage())
 
 
-class PublishedSweep(Maintenance):
+class PublishedSweep(_Sweeping):
     """One transaction after the other: left sweep, then right sweep."""
 
     name = "sweep-published"
-    guarantee = _COMPLETE
     message_cost = "n-1"
-    takes_batches = True
     max_batch = 1
 
-    def maintain(self, view: ViewContext) -> Process:
-        assert view.pending is not None
-        while True:
-            batch = yield Take()
-            change = yield from sweep(view.plan, deltas_of(batch), view.engine, view.pending)
-            yield Install(change, batch)
+    def view_change(self, view: ViewContext, deltas: Mapping[int, Relation], pending: Pending) -> Sweep:
+        return sweep(view.plan, deltas, view.engine, pending)
 
 
-class ParallelSweep(Maintenance):
+class ParallelSweep(_Sweeping):
     """One transaction after the other: left sweep and right sweep side by side."""
 
     name = "sweep-parallel"
-    guarantee = _COMPLETE
     message_cost = "n-1, in as many rounds as the longer side has sources"
-    takes_batches = True
     max_batch = 1
 
-    def maintain(self, view: ViewContext) -> Process:
-        assert view.pending is not None
-        while True:
-            batch = yield Take()
-            change = yield from parallel_sweep(view.plan, deltas_of(batch), view.engine, view.pending)
-            yield Install(change, batch)
+    def view_change(self, view: ViewContext, deltas: Mapping[int, Relation], pending: Pending) -> Sweep:
+        return parallel_sweep(view.plan, deltas, view.engine, pending)
