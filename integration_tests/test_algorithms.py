@@ -23,7 +23,7 @@ from algebra.consistency import Level
 from algebra.global_transaction import GlobalTransaction
 from integration_tests.client import Client
 from integration_tests.processes import LockstepProcess
-from integration_tests.random_writer import Database, connect
+from integration_tests.stores import Database, connect
 from lab.generate import generate
 from lab.history import State
 from lab.oracle import judge_states
