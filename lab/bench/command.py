@@ -136,8 +136,10 @@ def capture(
     costs = []
     for name, style, harness in harnesses(wanted):
         progress.print(f"{name} {style}", highlight=False)
-        missing = isinstance(harness, str)
-        costs.append(Cost(name, style, problem=harness) if missing else measure(name, style, harness, effort))
+        if isinstance(harness, str):
+            costs.append(Cost(name, style, problem=harness))
+        else:
+            costs.append(measure(name, style, harness, effort))
     unknown = [name for name in wanted if name not in {cost.adapter for cost in costs}]
     if unknown:
         raise ConfigurationError(f"--adapter: there is no adapter {unknown[0]!r} in this checkout")
