@@ -95,7 +95,10 @@ def new(
 
 @app.command("check")
 def check(file: ConfigFile, source: SourceName = None, as_json: AsJson = False) -> None:
-    """Test sources against the adapter contract; exit code 1 if a check fails."""
+    """Test sources against the adapter contract, without writing to them; exit code 1 if a check fails.
+
+    A line that begins with -- was not tried, and says why.
+    """
     configuration = config.load(file)
     names = configuration.chosen(source)
     build.check_adapters(configuration, names)
@@ -106,12 +109,16 @@ def check(file: ConfigFile, source: SourceName = None, as_json: AsJson = False) 
     for name in names:
         with closing(build.adapter(configuration, name)) as adapter:
             checks = check_source(adapter)
-        results[name] = [{"check": c.name, "ok": bool(c.ok), "detail": c.detail} for c in checks]
+        results[name] = [
+            {"check": c.name, "ok": bool(c.ok), "tried": c.tried, "detail": c.detail} for c in checks
+        ]
         if as_json:
             continue
         out.print(Text(f"{name} ({configuration.sources[name].adapter})", style="bold"))
         for result in results[name]:
             mark = ("ok  ", "green") if result["ok"] else ("FAIL", "bold red")
+            if not result["tried"]:
+                mark = ("--  ", "dim")
             detail = f"  {_one_line(result['detail'])}" if result["detail"] else ""
             out.print(Text.assemble("  ", mark, f"  {result['check']}", (detail, "dim")), soft_wrap=True)
     if as_json:
