@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from typing import ClassVar
 
-from adapters.spi import Adapter, Boundaries, Capabilities, Snapshot, SourceConfig
+from adapters.rate_limit import RateLimit
+from adapters.spi import Adapter, Boundaries, Capabilities, CaptureProfile, Snapshot, SourceConfig
 from adapters.sqlite.capture import install_steps, read_state, remember_journal_mode, remove_steps
 from adapters.sqlite.connection import READ_TIMEOUT_MS, Database, FileIdentity, database_path
 from adapters.sqlite.options import SqliteOptions
@@ -33,12 +37,20 @@ class SqliteAdapter(Adapter):
     """
 
     kind = "sqlite"
+    captures: ClassVar[Mapping[str, CaptureProfile]] = {
+        "trigger": CaptureProfile(
+            Capabilities(capture="trigger", boundaries=Boundaries.WHERE_KNOWN, global_transactions=True),
+            rights="read and write the file and its directory",
+            load="triggers copy each changed row into a log table; reads do not hinder writers in WAL mode",
+        )
+    }
 
     def __init__(self, config: SourceConfig, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(config)
         self._path = database_path(config.url)
         self._options = SqliteOptions.of(config)
         self._clock = clock
+        self._limit = RateLimit(self._options.rate_limit)
         self._session: Session | None = None
         self._seen: int | None = None
         self._woken = threading.Event()
@@ -54,11 +66,8 @@ class SqliteAdapter(Adapter):
             exact = session.journal_mode() == "wal" or (
                 self._options.switch_to_wal and not read_state(session.writer).installed
             )
-        return Capabilities(
-            capture="trigger",
-            boundaries=Boundaries.WHERE_KNOWN if exact else Boundaries.BATCHED,
-            global_transactions=True,
-        )
+        best = self.captures["trigger"].capabilities
+        return best if exact else replace(best, boundaries=Boundaries.BATCHED)
 
     def catalog(self) -> Catalog:
         with self._using() as session:
@@ -81,6 +90,11 @@ class SqliteAdapter(Adapter):
                 self._change(session, steps)
             return steps
 
+    def missing_rights(self, relations: Sequence[str]) -> list[str] | None:
+        # The log and the shared memory of write-ahead mode are files beside the database.
+        needed = (self._path, self._path.absolute().parent)
+        return [f"let this user write {place}" for place in needed if not os.access(place, os.W_OK)]
+
     def remove(self, *, dry_run: bool = False) -> list[str]:
         with self._using() as session:
             steps = remove_steps(session.writer)
@@ -93,12 +107,13 @@ class SqliteAdapter(Adapter):
 
     @contextmanager
     def _snapshot(self) -> Iterator[Snapshot]:
+        self._limit.pause()
         with self._using() as session:
             view = session.begin()
             self._seen = view.data_version
             self._in_snapshot = True
         try:
-            yield SqliteSnapshot(self.config.name, view, session.marks)
+            yield self._limit.counted(SqliteSnapshot(self.config.name, view, session.marks))
         finally:
             with self._lock:
                 self._in_snapshot = False
@@ -141,6 +156,7 @@ class SqliteAdapter(Adapter):
 
     def close(self) -> None:
         self._woken.set()
+        self._limit.close()
         with self._lock:
             self._closed = True
             if self._session is not None and not self._in_snapshot:
