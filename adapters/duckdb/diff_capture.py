@@ -14,18 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 import duckdb
 
 from adapters.duckdb.catalog import CatalogReader, SourceTables
 from adapters.duckdb.history import Capture, History
-from adapters.duckdb.options import Options
+from adapters.duckdb.options import DIFF, Options
 from adapters.duckdb.session import Session
 from adapters.duckdb.watch import Signature
 from adapters.shadow.extent import SqlExtent
 from adapters.shadow.history import Shape, TrimPolicy, changed
 from adapters.shadow.store import OpenShadow, Shadow, SourceState
-from adapters.spi import Boundaries, Capabilities, Changes
+from adapters.spi import Boundaries, Capabilities, CaptureProfile, Changes
 from algebra.position import Position
 from algebra.schema import RelationSchema
 
@@ -53,6 +54,13 @@ class AttachedTables(SourceState):
 class DiffCapture(Capture):
     """Keeps the shadow file and finds what changed by comparison."""
 
+    profile: ClassVar[CaptureProfile] = CaptureProfile(
+        Capabilities(capture=DIFF, boundaries=Boundaries.BATCHED, needs_write=False),
+        rights="read the file; write beside it",
+        load="each cycle reads the captured tables whole, and holds the file while it does",
+        deletes="found by comparing with a shadow",
+    )
+
     def __init__(
         self, session: Session, options: Options, catalog: CatalogReader, policy: TrimPolicy
     ) -> None:
@@ -60,10 +68,6 @@ class DiffCapture(Capture):
         self._options = options
         self._catalog = catalog
         self._shadow = Shadow(session, options.shadow, policy, lock_timeout=options.lock_timeout)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(capture="diff", boundaries=Boundaries.BATCHED, needs_write=False)
 
     def prepare(self, relations: Sequence[str], *, dry_run: bool) -> list[str]:
         with self._session.attached(timeout=self._options.lock_timeout) as connection:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import ClassVar
 
 import duckdb
 
 from adapters.duckdb.catalog import SourceTables
 from adapters.duckdb.watch import Signature
-from adapters.spi import Capabilities, Changes
+from adapters.spi import CaptureProfile, Changes
 from algebra.position import Position
 
 
@@ -30,10 +31,8 @@ class History(ABC):
 class Capture(ABC):
     """A way to learn what changed; the adapter owns the file, the capture what it keeps about it."""
 
-    @property
-    @abstractmethod
-    def capabilities(self) -> Capabilities:
-        """What this capture can do."""
+    profile: ClassVar[CaptureProfile]
+    """What this capture can do, and what it asks of the source."""
 
     @abstractmethod
     def prepare(self, relations: Sequence[str], *, dry_run: bool) -> list[str]:

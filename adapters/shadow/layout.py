@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from adapters.shadow.extent import Extent
 from adapters.shadow.history import Shape
-from adapters.shadow.sql import path, text
+from adapters.shadow.sql import NEW_EPOCH, path, text
 from adapters.shadow.types import FLOATS, arrow_type, duckdb_name
 from algebra.errors import ConfigurationError
 from algebra.schema import RelationSchema
@@ -142,10 +142,10 @@ class Kept:
         return f"{alias}.{self.column(column)}"
 
 
-def create_base(epoch: str) -> Iterator[Step]:
+def create_base() -> Iterator[Step]:
     """The tables of a shadow without any relation."""
     yield Step(
-        f"CREATE TABLE {META} AS SELECT {FORMAT} AS format, {text(epoch)} AS epoch, "
+        f"CREATE TABLE {META} AS SELECT {FORMAT} AS format, {NEW_EPOCH} AS epoch, "
         "0::BIGINT AS trimmed, '' AS mark"
     )
     yield Step(
@@ -180,10 +180,10 @@ def drop_relation(kept: Kept) -> Iterator[Step]:
     yield Step(f"DELETE FROM {RELATIONS} WHERE number = {kept.number}")
 
 
-def new_epoch(epoch: str, healthy: list[Kept]) -> Iterator[Step]:
+def new_epoch(healthy: list[Kept]) -> Iterator[Step]:
     """Give up the history kept so far; ordinals go on, so that positions never go backwards."""
     yield Step(
-        f"UPDATE {META} SET epoch = {text(epoch)}, mark = '', "
+        f"UPDATE {META} SET epoch = {NEW_EPOCH}, mark = '', "
         f"trimmed = greatest(trimmed, coalesce((SELECT max(ordinal) FROM {CYCLES}), 0))"
     )
     yield Step(f"DELETE FROM {CYCLES}")

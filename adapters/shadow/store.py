@@ -304,7 +304,7 @@ class Borrowed:
 
 def _plan(source: str, content: Content, state: SourceState, names: Sequence[str]) -> list[Step]:
     wanted = {name: state.schema(name) for name in names}
-    steps = [] if content.epoch else list(layout.create_base(uuid4().hex))
+    steps = [] if content.epoch else list(layout.create_base())
     broken = [kept for kept in content.relations if _drift(source, kept, state)]
     healthy = [kept for kept in content.relations if kept not in broken]
     for kept in broken:
@@ -312,7 +312,7 @@ def _plan(source: str, content: Content, state: SourceState, names: Sequence[str
         if kept.name in state.shapes:
             wanted.setdefault(kept.name, state.schema(kept.name))
     if broken:
-        steps += layout.new_epoch(uuid4().hex, healthy)
+        steps += layout.new_epoch(healthy)
     number = max((kept.number for kept in content.relations), default=0)
     for name, schema in wanted.items():
         if name not in {kept.name for kept in healthy}:
