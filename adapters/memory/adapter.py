@@ -7,9 +7,10 @@ reference to an immutable version, and the change log is a part of that version.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 import duckdb
@@ -18,7 +19,16 @@ import pyarrow as pa
 from adapters.global_marks import MARKER, Mark, parts
 from adapters.memory.database import Capture, MemoryDatabase, Transaction, Version
 from adapters.memory.evaluation import evaluate
-from adapters.spi import Adapter, Boundaries, Capabilities, Changes, Snapshot, SourceConfig, SourceTransaction
+from adapters.spi import (
+    Adapter,
+    Boundaries,
+    Capabilities,
+    CaptureProfile,
+    Changes,
+    Snapshot,
+    SourceConfig,
+    SourceTransaction,
+)
 from algebra.errors import ConfigurationError, PositionTrimmedError
 from algebra.local_view import Keys, LocalView
 from algebra.position import Position
@@ -29,6 +39,15 @@ class MemoryAdapter(Adapter):
     """A `MemoryDatabase` as a source; `url: memory:///name`."""
 
     kind = "memory"
+    captures: ClassVar[Mapping[str, CaptureProfile]] = {
+        "log": CaptureProfile(
+            Capabilities(
+                capture="log", boundaries=Boundaries.EXACT, needs_write=False, global_transactions=True
+            ),
+            rights="none: it is in the process of the wrapper",
+            load="each commit keeps its change until it is acknowledged",
+        )
+    }
 
     def __init__(self, config: SourceConfig) -> None:
         super().__init__(config)
@@ -56,9 +75,7 @@ class MemoryAdapter(Adapter):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            capture="log", boundaries=Boundaries.EXACT, needs_write=False, global_transactions=True
-        )
+        return self.captures["log"].capabilities
 
     def catalog(self) -> Catalog:
         schemas = self.database.version.schemas

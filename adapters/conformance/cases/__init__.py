@@ -13,6 +13,7 @@ from adapters.conformance.cases import (
     types,
     waiting,
 )
+from adapters.conformance.harness import Harness
 
 CASES: tuple[Case, ...] = (
     *lifecycle.CASES,
@@ -27,4 +28,10 @@ CASES: tuple[Case, ...] = (
     *agreement.CASES,
 )
 
-__all__ = ["CASES"]
+
+def cases_for(harness: type[Harness]) -> tuple[Case, ...]:
+    """Every case, and the type cases of the harness's own samples."""
+    return (*CASES, *types.cases_of(harness.quirks.samples))
+
+
+__all__ = ["CASES", "cases_for"]

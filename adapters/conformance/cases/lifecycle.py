@@ -6,10 +6,10 @@ import pyarrow as pa
 
 from adapters.conformance.bench import Bench
 from adapters.conformance.case import case, fail, require
-from adapters.conformance.cases.types import SAMPLES
 from adapters.conformance.journal import JOURNAL, numbered, require_whole_transactions
 from adapters.conformance.operations import Delete, Insert, Transaction, Update
 from adapters.conformance.queries import table
+from adapters.conformance.samples import SAMPLES
 from algebra.errors import ConfigurationError
 
 ITEM = table("item", {"id": pa.int64(), "name": pa.string()}, key=["id"])
