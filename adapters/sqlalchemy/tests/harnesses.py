@@ -275,6 +275,10 @@ class PostgresWriter(SqlWriter):
         insert = f"INSERT INTO {self.quote(relation)} VALUES ({slots})"
         return [f"{insert} ON CONFLICT ({key}) DO UPDATE SET {sets}"]
 
+    def parameter(self, value: Any) -> Any:
+        # As a number, -0.0 would lose its sign before it is stored.
+        return repr(value) if isinstance(value, float) else value
+
     def close(self) -> None:
         self._connection.close()
 
@@ -415,7 +419,12 @@ class MariaDBWriter(SqlWriter):
         return [f"REPLACE INTO {self.quote(relation)} VALUES ({slots})"]
 
     def parameter(self, value: Any) -> Any:
-        return value.replace(tzinfo=None) if isinstance(value, datetime) else value
+        match value:
+            case datetime():
+                return value.replace(tzinfo=None)
+            case float():
+                return repr(value)  # as a number, -0.0 would lose its sign before it is stored
+        return value
 
     def _one(self, relation: str, row: tuple[Any, ...]) -> tuple[str, list[Any]]:
         if self._tables[relation].key:
