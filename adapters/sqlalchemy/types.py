@@ -52,7 +52,8 @@ def column_type(dialect: str, type_: TypeEngine[Any], numeric_scale: int) -> Col
         return ColumnType(pa.binary(), _as(sa.LargeBinary()))
     match type_:
         case sa.Boolean():
-            return ColumnType(pa.bool_(), _as(sa.Boolean()))
+            # As it is stored: SQLAlchemy would take any number for true.
+            return ColumnType(pa.bool_(), _as(sa.SmallInteger()))
         case sa.Integer():
             return ColumnType(_integer(dialect, type_), _as(sa.BigInteger()))
         case sa.Float():
