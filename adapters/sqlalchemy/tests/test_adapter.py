@@ -56,7 +56,12 @@ def test_waiting_lasts_until_the_next_cycle_is_due(
     adapter.prepare(["t"])
     position_of(adapter)
     returned = threading.Event()
-    thread = threading.Thread(target=lambda: (adapter.wait(3600), returned.set()))
+
+    def wait() -> None:
+        adapter.wait(3600)
+        returned.set()
+
+    thread = threading.Thread(target=wait)
     thread.start()
     assert not returned.wait(0.1)
     adapter.wake()
