@@ -20,8 +20,8 @@ import json
 from collections.abc import Iterator
 
 from adapters.duckdb.catalog import OWN_SCHEMA, SourceRelation
-from adapters.duckdb.sql import NEW_EPOCH, path, quote, text
 from adapters.global_marks import MARKER as MARKER_NAME
+from adapters.shadow.sql import NEW_EPOCH, path, quote, text
 from algebra.errors import ConfigurationError
 
 META = path(OWN_SCHEMA, "meta")
