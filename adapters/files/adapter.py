@@ -1,0 +1,247 @@
+"""The files adapter: each cycle takes one state of the folder over into the shadow, which answers everything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import ClassVar, TypeVar
+
+from adapters.files.folder import TICK_NS, Folder
+from adapters.files.malformed import QuarantineFile
+from adapters.files.options import parse
+from adapters.files.readers import IncompleteError
+from adapters.files.state import ChangedError, DriftedError, FolderState, Memory, Note
+from adapters.files.watch import FolderWatch
+from adapters.shadow.engine import Engine, translated
+from adapters.shadow.extent import Extent
+from adapters.shadow.history import TrimPolicy
+from adapters.shadow.layout import Kept
+from adapters.shadow.snapshot import ShadowSnapshot
+from adapters.shadow.store import OpenShadow, Shadow
+from adapters.spi import Adapter, Boundaries, Capabilities, CaptureProfile, Snapshot, SourceConfig
+from algebra.errors import ConfigurationError, SourceUnavailableError
+from algebra.position import Position
+from algebra.schema import Catalog, Column, RelationSchema
+
+PAUSE = 0.02
+"""Seconds between two looks at files that are being written."""
+
+DIFF = "diff"
+
+T = TypeVar("T")
+
+
+class PublishingError(Exception):
+    """The owner is changing files and has removed the commit file: there is nothing to read now."""
+
+
+class FilesAdapter(Adapter):
+    """A folder of files as a source. It is never written; what is kept of it stays beside it."""
+
+    kind: ClassVar[str] = "files"
+    captures: ClassVar[Mapping[str, CaptureProfile]] = {
+        DIFF: CaptureProfile(
+            capabilities=Capabilities(capture=DIFF, boundaries=Boundaries.BATCHED, needs_write=False),
+            rights="read on the folder and its files; write beside the wrapper, for the shadow",
+            load="changed files are read as a whole",
+            deletes="old rows are kept in the shadow",
+        )
+    }
+
+    def __init__(
+        self, config: SourceConfig, *, clock: Callable[[], float] = time.monotonic, reports: bool = True
+    ) -> None:
+        super().__init__(config)
+        self._options = options = parse(config)
+        self._clock = clock
+        self._folder = Folder(config.name, options)
+        self._memory = Memory()
+        self._engine = Engine(config.name, clock)
+        policy = TrimPolicy(
+            clock, trim=options.trim, entries=options.trim_entries, seconds=options.trim_seconds
+        )
+        self._shadow = Shadow(self._engine, options.shadow, policy)
+        self._quarantine = QuarantineFile(config.name, options.quarantine)
+        self._watch = FolderWatch(options.folder, options.poll_seconds, clock, reports=reports)
+        self._seen: tuple[str, int] | None = None
+        """The signature of the state that was shown last, and the time from which on it can be trusted."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.captures[DIFF].capabilities
+
+    def catalog(self) -> Catalog:
+        def read() -> Catalog:
+            with self._shadow.opened() as held:
+                state = self._look(held.relations)
+                names = list(state.schemas) if self.config.relations is None else self.config.relations
+                return Catalog(self.config.name, {name: state.schema(name) for name in names})
+
+        with translated(self.config.name):
+            return self._patiently(read)
+
+    def prepare(self, relations: Sequence[str], *, dry_run: bool = False) -> list[str]:
+        configured = self.config.relations
+        for name in relations:
+            if configured is not None and name not in configured:
+                raise ConfigurationError(
+                    f"source {self.config.name!r} does not show relation {name!r}; "
+                    f"it is configured for: {', '.join(configured)}"
+                )
+        with translated(self.config.name):
+            return self._patiently(lambda: self._prepare(relations, dry_run))
+
+    def remove(self, *, dry_run: bool = False) -> list[str]:
+        steps = self._shadow.remove(dry_run=dry_run)
+        for file in self._quarantine.files():
+            steps.append(f"delete {file}")
+            if not dry_run:
+                file.unlink(missing_ok=True)
+        return steps
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        with ExitStack() as stack:
+            # Only our own work is translated: an error of the caller's block is the caller's.
+            with translated(self.config.name):
+                if self._shadow.lost:
+                    self.prepare(self._shadow.lost)
+                held = stack.enter_context(self._shadow.opened())
+                snapshot = self._patiently(lambda: self._snapshot(held))
+            stack.callback(snapshot.close)
+            yield snapshot
+
+    def wait(self, timeout: float) -> None:
+        self._watch.wait(self._changed, timeout)
+
+    def wake(self) -> None:
+        self._watch.wake()
+
+    def acknowledge(self, position: Position) -> None:
+        with translated(self.config.name):
+            self._shadow.acknowledge(position)
+
+    def close(self) -> None:
+        self._watch.close()
+        self._engine.close()
+
+    # One attempt each
+
+    def _look(self, pinned: Mapping[str, Kept]) -> FolderState:
+        """The folder now; PublishingError while its owner is changing it."""
+        state = FolderState.look(self._folder, self._options, self.config.name, self._memory)
+        if self._options.commit_file and state.marker is None:
+            raise PublishingError(f"there is no {self._options.commit_file}: the files are being changed")
+        state.pinned = pinned
+        return state
+
+    def _prepare(self, relations: Sequence[str], dry_run: bool) -> list[str]:
+        existed = self._options.shadow.exists()
+        with self._shadow.opened() as held:
+            before = held.relations
+        state = self._look(before)
+        self._wait_for_absent(state, before)
+        try:
+            steps = self._shadow.prepare(state, relations, dry_run=dry_run)
+        except BaseException:
+            if not existed:
+                self._shadow.remove()
+            raise
+        if not dry_run:
+            with self._shadow.opened() as held, held.cycle() as cycle:
+                for name in state.malformed:
+                    cycle.note(name, str(state.note(name)))
+            self._quarantine.replace(list(state.malformed), _all(state.malformed))
+        return steps
+
+    def _snapshot(self, held: OpenShadow) -> ShadowSnapshot:
+        try:
+            state = self._look(held.relations)
+        except PublishingError:
+            return self._last_published(held)
+        self._wait_for_absent(state, held.relations)
+        drifted = held.drifted(state)
+        if held.prepared and not drifted:
+            try:
+                self._cycle(held, state)
+            except DriftedError as error:
+                drifted = {error.relation: error.problem}
+        # A change after the look wakes `wait` too often, never too seldom.
+        self._seen = (state.signature, 0 if state.settled else time.time_ns() + 2 * TICK_NS)
+        return ShadowSnapshot(held, Catalog(self.config.name, state.schemas), drifted, state.rows)
+
+    def _cycle(self, held: OpenShadow, state: FolderState) -> None:
+        """Bring the shadow to the folder's state, in one transaction."""
+        notes = {name: state.note(name) for name in held.relations}
+        stale = [
+            name for name, kept in held.relations.items()
+            if not notes[name].settled or Note.of(kept.note) != notes[name]
+        ]  # fmt: skip
+        if not stale:
+            return
+        with held.cycle() as cycle:
+            for name in stale:
+                cycle.replace(name, state.rows(name), note=str(notes[name]))
+            state.verify()
+        self._quarantine.replace(stale, _all(state.malformed))
+
+    def _last_published(self, held: OpenShadow) -> ShadowSnapshot:
+        """While files are being changed: what was last read as a whole."""
+        notes = [Note.of(kept.note) for kept in held.relations.values()]
+        if not held.prepared or len({note.mark if note else None for note in notes}) > 1 or None in notes:
+            raise PublishingError(f"there is no {self._options.commit_file}: the files are being changed")
+        self._seen = ("", 0)
+        schemas = {name: _schema(kept) for name, kept in held.relations.items()}
+
+        def read(relation: str) -> Extent:
+            raise SourceUnavailableError(f"source {self.config.name!r}: the files are being changed")
+
+        return ShadowSnapshot(held, Catalog(self.config.name, schemas), {}, read)
+
+    def _wait_for_absent(self, state: FolderState, relations: Mapping[str, Kept]) -> None:
+        """A prepared relation without its file may be one that is about to be replaced: look again, a while."""
+        absent = state.absent(relations)
+        if absent and not self._is_late:
+            raise IncompleteError(f"relation {absent[0]!r} has no file")
+
+    # Waiting
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        """What the attempt returns, tried again while files are being written, for a while."""
+        deadline = self._clock() + self._options.patience
+        self._is_late = False
+        while True:
+            try:
+                return attempt()
+            except (ChangedError, IncompleteError, PublishingError) as error:
+                if self._is_late:
+                    raise SourceUnavailableError(
+                        f"source {self.config.name!r}: {error}; waited {self._options.patience:g} s. Write files "
+                        "under another name first, and rename them when they are whole"
+                    ) from error
+            self._engine.pause(PAUSE)
+            # One more attempt when time is up: it takes an absent file for a dropped one.
+            self._is_late = self._clock() >= deadline
+
+    def _changed(self) -> bool:
+        """Whether a snapshot taken now could show another state than the last one did."""
+        if self._seen is None:
+            return True
+        signature, trusted = self._seen
+        try:
+            state = FolderState.look(self._folder, self._options, self.config.name, self._memory)
+        except (ChangedError, SourceUnavailableError, ConfigurationError):
+            return True
+        if self._options.commit_file and state.marker is None:
+            return False
+        return state.signature != signature or bool(trusted and time.time_ns() > trusted)
+
+
+def _schema(kept: Kept) -> RelationSchema:
+    columns = tuple(Column(f.name, f.type, f.name not in kept.key) for f in kept.arrow)
+    return RelationSchema(kept.name, columns, kept.key)
+
+
+def _all(rows: Mapping[str, Sequence[T]]) -> list[T]:
+    return [row for found in rows.values() for row in found]
