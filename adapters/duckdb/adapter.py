@@ -12,12 +12,14 @@ import pyarrow as pa
 
 from adapters.duckdb.catalog import CatalogReader, SourceTables
 from adapters.duckdb.diff_capture import DiffCapture
-from adapters.duckdb.fetch import Fetch
-from adapters.duckdb.history import Capture, History, TrimPolicy
+from adapters.duckdb.history import Capture, History
 from adapters.duckdb.options import DIFF, TRIGGER, parse
-from adapters.duckdb.session import LockedError, Session, translated
+from adapters.duckdb.session import Session
 from adapters.duckdb.trigger_capture import TriggerCapture
 from adapters.duckdb.watch import FileWatch, Signature
+from adapters.shadow.engine import LockedError, translated
+from adapters.shadow.fetch import Fetch
+from adapters.shadow.history import TrimPolicy
 from adapters.spi import Adapter, Capabilities, CaptureProfile, Changes, Snapshot, SourceConfig
 from algebra.errors import ConfigurationError, SourceUnavailableError
 from algebra.local_view import Keys, LocalView
@@ -58,7 +60,7 @@ class DuckDBSnapshot(Snapshot):
     def fetch(self, query: LocalView, keys: Keys | None = None) -> pa.RecordBatchReader:
         present = [name for name in query.relations if name in self._tables.relations]
         query.check(self._tables.catalog(present))
-        fetch = Fetch(self._connection, self._tables, query, keys, self._check)
+        fetch = Fetch(self._connection, self._tables.relations, query, keys, self._check)
         self._fetches.append(fetch)
         return fetch.reader()
 
@@ -90,7 +92,12 @@ class DuckDBAdapter(Adapter):
         self._clock = clock
         self._seen: Signature | None = None
         self._left_at = -BREATHER
-        policy = TrimPolicy(self._options, clock)
+        policy = TrimPolicy(
+            clock,
+            trim=self._options.trim,
+            entries=self._options.trim_entries,
+            seconds=self._options.trim_seconds,
+        )
         capture = DiffCapture if self._options.capture == DIFF else TriggerCapture
         self._capture: Capture = capture(self._session, self._options, self._reader, policy)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import duckdb
 
 from adapters.duckdb.session import SOURCE
-from adapters.duckdb.sql import path, quote, text
 from adapters.duckdb.types import ColumnType, column_type
+from adapters.shadow.sql import path, quote, text
 from adapters.spi import TRANSACTION
 from algebra.errors import ConfigurationError
 from algebra.schema import COUNT, Catalog, Column, RelationSchema
@@ -70,6 +70,10 @@ class SourceRelation:
     def shape(self) -> tuple[tuple[str, str], ...]:
         """What must not change while changes are captured: names and declared types, in order."""
         return tuple((column.name, column.declared) for column in self.columns)
+
+    def origin(self, alias: str) -> str:
+        """The attached table under an alias."""
+        return f"{path(SOURCE, self.schema, self.table)} AS {quote(alias)}"
 
     def read(self, column: str, alias: str) -> str:
         """The expression that reads a column of this table under an alias, as the type it is shown by."""

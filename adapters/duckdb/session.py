@@ -1,73 +1,36 @@
-"""One embedded DuckDB that attaches the source's file for moments only.
+"""The source's file, attached to an embedded engine for moments only.
 
-Problem: a process that has a DuckDB file open for writing excludes everybody else, and a reader excludes
-writers. The owner's application comes first, so the file must be open as shortly as possible.
-
-Wrong ways: a connection that stays open (the application can never write); `duckdb.connect(file)` per
-snapshot (starts a whole engine, about 28 ms during which the owner is locked out).
-
-Chosen way: one in-memory engine that lives as long as the adapter, and `ATTACH` ... `DETACH` around each
-piece of work (about 1 ms). Two facts, both measured, follow from DuckDB's lock and make the rest simple:
-while the file is attached here nobody can change it, so any number of statements read one state; and no
-transaction of any writer is under way, so everything visible is complete. A read-only attach replays what
-a crashed writer left in its write-ahead log. An Arrow stream that is still referenced keeps the file
-locked even after DETACH, so streams are let go of before it (see `fetch.py`).
-
-DuckDB's lock is a POSIX lock of the process: whoever else in this process closes the same file drops it.
-So the sessions of one process take turns on a file, and a snapshot checks that the file stayed as it was.
+Why for moments: see `adapters/shadow/engine.py`. Two facts, both measured, follow from DuckDB's lock and make
+the rest simple: while the file is attached here nobody can change it, so any number of statements read one
+state; and no transaction of any writer is under way, so everything visible is complete. A read-only attach
+replays what a crashed writer left in its write-ahead log. That the lock was not lost on the way (the file
+opened and closed by something else in this process) is checked by every snapshot.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
-from adapters.duckdb.sql import quote, text
-from algebra.errors import ConfigurationError, DataError, LockstepError, SourceUnavailableError
+from adapters.shadow.engine import Engine, LockedError, transaction
+from adapters.shadow.sql import quote
+from algebra.errors import ConfigurationError
 
 SOURCE = "src"
 """The name the source's file is attached by."""
 
-FIRST_PAUSE = 0.002
-LONGEST_PAUSE = 0.025
 
-
-_held: set[Path] = set()
-_held_guard = threading.Lock()
-
-
-class LockedError(SourceUnavailableError):
-    """Another process holds the file, and did so for as long as we were willing to wait."""
-
-
-class Session:
-    """The embedded engine of one adapter; nothing is started before the first use."""
+class Session(Engine):
+    """The embedded engine of one adapter, and the file that it reads."""
 
     def __init__(self, source: str, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.source = source
+        super().__init__(source, clock)
         self.path = path
-        self._clock = clock
-        self._closed = threading.Event()
-        self._engine: duckdb.DuckDBPyConnection | None = None
         self._attached = False
-
-    @property
-    def connection(self) -> duckdb.DuckDBPyConnection:
-        """The engine's main connection."""
-        if self._closed.is_set():
-            raise SourceUnavailableError(f"source {self.source!r}: the adapter is closed")
-        if self._engine is None:
-            self._engine = duckdb.connect(config={"autoinstall_known_extensions": False})
-            self._engine.execute("SET GLOBAL TimeZone = 'UTC'")
-            # In DuckDB 2.0.0 this one makes wrong rows of `row_number() OVER (ORDER BY rowid)` with a limit.
-            self._engine.execute("SET GLOBAL disabled_optimizers = 'top_n_window_elimination'")
-        return self._engine
 
     @contextmanager
     def attached(self, *, write: bool = False, timeout: float) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -92,20 +55,6 @@ class Session:
                 self._attached = False
 
     @contextmanager
-    def attached_file(
-        self, alias: str, path: Path, *, write: bool, timeout: float
-    ) -> Iterator[duckdb.DuckDBPyConnection]:
-        """The connection, with any file attached; LockedError if it stays locked for `timeout` seconds."""
-        mode = "" if write else " (READ_ONLY)"
-        turn = path.resolve()
-        connection = self._attach(f"ATTACH {text(str(path))} AS {quote(alias)}{mode}", turn, timeout)
-        try:
-            yield connection
-        finally:
-            self._detach(connection, alias)
-            _give_back(turn)
-
-    @contextmanager
     def writing(self, timeout: float) -> Iterator[duckdb.DuckDBPyConnection]:
         """One transaction on the source's file, which is also the default catalog; all or nothing."""
         with self.attached(write=True, timeout=timeout) as connection:
@@ -117,98 +66,3 @@ class Session:
             finally:
                 with suppress(duckdb.Error):
                     connection.execute("USE memory")
-
-    def pause(self, seconds: float) -> None:
-        """Do nothing for that long, if it is positive; `close` ends it."""
-        if seconds > 0:
-            self._closed.wait(seconds)
-
-    def close(self) -> None:
-        """Stop whatever runs, and let go of the file; idempotent, from any thread."""
-        self._closed.set()
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.interrupt()
-            engine.close()
-
-    def _detach(self, connection: duckdb.DuckDBPyConnection, alias: str) -> None:
-        try:
-            connection.execute(f"DETACH {quote(alias)}")
-        except duckdb.Error:
-            # Closed meanwhile, or the engine broke: give it up, so that the file is free whatever happened.
-            self._engine = None
-            connection.close()
-
-    def _attach(self, statement: str, path: Path, timeout: float) -> duckdb.DuckDBPyConnection:
-        deadline = self._clock() + timeout
-        pause = FIRST_PAUSE
-        while not self._try_attach(statement, path):
-            if self._clock() >= deadline:
-                raise LockedError(
-                    f"source {self.source!r}: {path} is held open by another process ({timeout:g} s)"
-                )
-            self.pause(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-        return self.connection
-
-    def _try_attach(self, statement: str, path: Path) -> bool:
-        connection = self.connection
-        with _held_guard:
-            if path in _held:
-                return False
-            _held.add(path)
-        try:
-            connection.execute(statement)
-        except BaseException as error:
-            _give_back(path)
-            if not isinstance(error, duckdb.Error):
-                raise
-            if _is_locked(error):
-                return False
-            raise _translate(self.source, error) from error
-        return True
-
-
-def _give_back(path: Path) -> None:
-    with _held_guard:
-        _held.discard(path)
-
-
-def one(connection: duckdb.DuckDBPyConnection, statement: str, values: Sequence[object] = ()) -> Any:
-    """The first row of a result, or None; the result is read to its end, so the connection is free again."""
-    rows = connection.execute(statement, list(values)).fetchall()
-    return rows[0] if rows else None
-
-
-@contextmanager
-def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """BEGIN, then COMMIT if the block succeeds, else ROLLBACK."""
-    connection.execute("BEGIN")
-    try:
-        yield
-    except BaseException:
-        with suppress(duckdb.Error):
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
-
-
-@contextmanager
-def translated(source: str) -> Iterator[None]:
-    """Errors of the DuckDB library leave the block as errors of the contract."""
-    try:
-        yield
-    except duckdb.Error as error:
-        raise _translate(source, error) from error
-
-
-def _is_locked(error: duckdb.Error) -> bool:
-    # The second is another connection of this very process, as in an embedded wrapper.
-    return "Could not set lock" in str(error) or "Unique file handle conflict" in str(error)
-
-
-def _translate(source: str, error: duckdb.Error) -> LockstepError:
-    line = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if isinstance(error, duckdb.ConversionException | duckdb.OutOfRangeException):
-        return DataError(f"source {source!r}: {line}")
-    return SourceUnavailableError(f"source {source!r}: {line}")

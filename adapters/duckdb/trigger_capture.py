@@ -36,7 +36,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
-from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
@@ -44,12 +43,14 @@ import pyarrow.compute as pc
 
 from adapters.duckdb import trigger_layout as layout
 from adapters.duckdb.catalog import OWN_SCHEMA, CatalogReader, SourceRelation, SourceTables
-from adapters.duckdb.history import Bounds, Capture, History, Shape, TrimPolicy, change_schema, changed, drift
+from adapters.duckdb.history import Capture, History
 from adapters.duckdb.options import TRIGGER, Options
-from adapters.duckdb.session import SOURCE, LockedError, Session, one
-from adapters.duckdb.sql import quote, text
+from adapters.duckdb.session import SOURCE, Session
 from adapters.duckdb.watch import Signature
 from adapters.global_marks import Mark, parts
+from adapters.shadow.engine import LockedError, one
+from adapters.shadow.history import Bounds, Shape, TrimPolicy, change_schema, changed, drift, not_prepared
+from adapters.shadow.sql import quote, text
 from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, CaptureProfile, Changes
 from algebra.errors import ConfigurationError, PositionTrimmedError
 from algebra.position import Position
@@ -84,7 +85,7 @@ class Installed:
         problems = {}
         for prepared in self.relations:
             relation = tables.relations.get(prepared.name)
-            problem = drift(prepared.shape, relation)
+            problem = drift(prepared.shape, None if relation is None else relation.shape)
             if problem is None and relation is not None and not self._has_triggers(prepared, relation):
                 problem = "lost its triggers"
             if problem is not None:
@@ -182,7 +183,7 @@ class TriggerCapture(Capture):
         for relation in wanted:
             relation.shown(self._session.source)
         installed = read_installed(connection)
-        steps = [] if installed.epoch else layout.create_base(uuid4().hex)
+        steps = [] if installed.epoch else layout.create_base()
         if not installed.takes_marks:
             steps += _drop_triggers(installed, frozenset(layout.MARK_TRIGGERS))
             steps += layout.create_marker()
@@ -195,7 +196,7 @@ class TriggerCapture(Capture):
                 if prepared.name in tables.relations:
                     wanted.append(tables.relations[prepared.name])
         if broken:
-            steps += layout.new_epoch(uuid4().hex, [p.number for p in kept])
+            steps += layout.new_epoch([p.number for p in kept])
         have = {p.name for p in kept}
         number = max((p.number for p in installed.relations), default=0)
         for name, relation in {r.name: r for r in wanted}.items():
@@ -249,7 +250,7 @@ class TriggerHistory(History):
 
     def _bounds(self) -> Bounds:
         if not self._installed.epoch:
-            raise ConfigurationError(f"source {self._source!r} has no capture installed; prepare it first")
+            raise not_prepared(self._source)
         count = one(self._connection, f"SELECT count(*) FROM {_in_source(layout.COMMITS)}")
         entries = int(count[0]) if count else 0
         trimmed = self._installed.trimmed
@@ -305,7 +306,7 @@ class TriggerHistory(History):
             f"FROM {_in_source(layout.log_table(prepared.number))} AS l "
             f"JOIN {_INDEX} AS i ON l.tx = i.tx AND l.started = i.started ORDER BY i.{TRANSACTION}"
         ).to_arrow_table()
-        return rows.cast(change_schema(shown))
+        return rows.cast(change_schema(shown.arrow))
 
 
 def mark_at(connection: duckdb.DuckDBPyConnection, trimmed: int, mark: str, ordinal: int) -> str:

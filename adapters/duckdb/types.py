@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from adapters.shadow.types import PLAIN
+
 VARCHAR = "VARCHAR"
 
 
@@ -33,39 +35,15 @@ class ColumnType:
         return expression
 
 
-_PLAIN: dict[str, pa.DataType] = {
-    "BOOLEAN": pa.bool_(),
-    "TINYINT": pa.int8(),
-    "SMALLINT": pa.int16(),
-    "INTEGER": pa.int32(),
-    "BIGINT": pa.int64(),
-    "UTINYINT": pa.uint8(),
-    "USMALLINT": pa.uint16(),
-    "UINTEGER": pa.uint32(),
-    "UBIGINT": pa.uint64(),
-    "FLOAT": pa.float32(),
-    "DOUBLE": pa.float64(),
-    "VARCHAR": pa.string(),
-    "BLOB": pa.binary(),
-    "DATE": pa.date32(),
-    "TIME": pa.time64("us"),
-    "TIME_NS": pa.time64("ns"),
-    "TIMESTAMP": pa.timestamp("us"),
-    "TIMESTAMP_S": pa.timestamp("s"),
-    "TIMESTAMP_MS": pa.timestamp("ms"),
-    "TIMESTAMP_NS": pa.timestamp("ns"),
-    "TIMESTAMP WITH TIME ZONE": pa.timestamp("us", "UTC"),
-}
 _AS_TEXT = {"UUID", "JSON", "BIT", "BIGNUM", "TIME WITH TIME ZONE"}
 _AS_DECIMAL = {"HUGEINT", "UHUGEINT"}
 _DECIMAL = re.compile(r"DECIMAL\((\d+),\s*(\d+)\)")
-_DUCKDB_NAMES = {arrow: name for name, arrow in _PLAIN.items()}
 
 
 def column_type(declared: str) -> ColumnType | None:
     """How a declared type is shown, or None if it is not supported (nested types, intervals, ...)."""
-    if declared in _PLAIN:
-        return ColumnType(_PLAIN[declared], declared)
+    if declared in PLAIN:
+        return ColumnType(PLAIN[declared], declared)
     if declared in _AS_TEXT:
         return ColumnType(pa.string(), declared, VARCHAR)
     if declared in _AS_DECIMAL:
@@ -77,10 +55,3 @@ def column_type(declared: str) -> ColumnType | None:
     if decimal:
         return ColumnType(pa.decimal128(int(decimal[1]), int(decimal[2])), declared)
     return None
-
-
-def duckdb_name(arrow: pa.DataType) -> str | None:
-    """The DuckDB type whose values are this Arrow type, or None if there is none."""
-    if pa.types.is_decimal128(arrow):
-        return f"DECIMAL({arrow.precision},{arrow.scale})"
-    return _DUCKDB_NAMES.get(arrow)

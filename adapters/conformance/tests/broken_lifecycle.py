@@ -235,7 +235,8 @@ class ReplacesPrepared(MemoryAdapter):
 
         def narrow(version: Version) -> Version:
             capture = version.capture or Capture("", 0)
-            return replace(version, capture=replace(capture, relations=tuple(relations)))
+            shapes = {name: version.schemas[name] for name in relations}
+            return replace(version, capture=replace(capture, shapes=shapes))
 
         if not dry_run:
             self.database.change(narrow)

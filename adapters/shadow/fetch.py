@@ -1,7 +1,8 @@
-"""A local view as one SELECT over the attached file, answered as a stream of Arrow batches.
+"""A local view as one SELECT over tables of an attached file, answered as a stream of Arrow batches.
 
-Everything a caller sent is either a quoted name that the catalog knows or a bound value; nothing else
-becomes SQL text. Key values are an Arrow table that DuckDB scans in place and semi-joins.
+Everything a caller sent is either looked up in the catalog or a bound value; nothing else becomes SQL text.
+Occurrences and output columns go by number: DuckDB ignores the case of names, the algebra does not. Key
+values are an Arrow table that DuckDB scans in place and semi-joins.
 
 The stream holds the file's lock for as long as it is referenced, even after DETACH. So the caller's reader
 never owns it: it pulls from a `Fetch`, and the snapshot closes every `Fetch` before it lets the file go.
@@ -9,15 +10,15 @@ never owns it: it pulls from a `Fetch`, and the snapshot closes every `Fetch` be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 import duckdb
 import pyarrow as pa
 
-from adapters.duckdb.catalog import SourceTables
-from adapters.duckdb.session import SOURCE, translated
-from adapters.duckdb.sql import path, quote
-from adapters.duckdb.types import duckdb_name
+from adapters.shadow.engine import translated
+from adapters.shadow.sql import quote
+from adapters.shadow.types import duckdb_name
 from algebra.errors import SourceUnavailableError
 from algebra.expressions import Call, ColumnRef, Expression, Literal, Operator
 from algebra.local_view import Keys, LocalView
@@ -26,27 +27,40 @@ BATCH_ROWS = 65_536
 _KEYS = "_lockstep_keys"
 
 
+class Readable(Protocol):
+    """A relation that the engine can read."""
+
+    def origin(self, alias: str) -> str:
+        """What to write after FROM, under that alias: every row as often as it occurs."""
+        ...
+
+    def read(self, column: str, alias: str) -> str:
+        """The expression that reads a column under an alias, as the type it is shown by; text compares by
+        its bytes."""
+        ...
+
+
 class Fetch:
     """One running answer with a connection of its own, so that several can be read in turns."""
 
     def __init__(
         self,
         connection: duckdb.DuckDBPyConnection,
-        tables: SourceTables,
+        relations: Mapping[str, Readable],
         query: LocalView,
         keys: Keys | None,
-        check: Callable[[], None],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._check = check
         self._source = query.source
         self._schema = query.arrow
         self._cursor: duckdb.DuckDBPyConnection | None = connection.cursor()
         parameters: list[object] = []
-        statement = select(tables, query, parameters)
+        statement = select(relations, query, parameters)
         if keys is not None and keys.columns:
             names = [f"k{i}" for i in range(len(keys.columns))]
             self._cursor.register(_KEYS, keys.values.select(list(keys.columns)).rename_columns(names))
-            statement = _restricted(statement, keys, names)
+            statement = _restricted(statement, query, keys, names)
         with translated(self._source):
             relation = self._cursor.sql(statement, params=parameters)
             self._stream: pa.RecordBatchReader | None = relation.to_arrow_reader(BATCH_ROWS)
@@ -73,22 +87,20 @@ class Fetch:
                     batch = self._stream.read_next_batch()
                 except StopIteration:
                     break
-            yield batch.cast(self._schema)
+            yield batch.rename_columns(self._schema.names).cast(self._schema)
         self._check()
 
 
-def select(tables: SourceTables, query: LocalView, parameters: list[object]) -> str:
-    """The SELECT of a local view; appends the values it binds to `parameters`."""
-    relations = {o.alias: tables.relations[o.relation] for o in query.occurrences}
+def select(tables: Mapping[str, Readable], query: LocalView, parameters: list[object]) -> str:
+    """The SELECT of a local view, with outputs `o0`, `o1`, …; appends the values it binds to `parameters`."""
+    aliases = {o.alias: f"t{i}" for i, o in enumerate(query.occurrences)}
+    relations = {o.alias: tables[o.relation] for o in query.occurrences}
 
     def read(ref: ColumnRef) -> str:
-        return relations[ref.occurrence].read(ref.column, ref.occurrence)
+        return relations[ref.occurrence].read(ref.column, aliases[ref.occurrence])
 
-    columns = [f"{read(c.source)} AS {quote(c.name)}" for c in query.columns]
-    origins = [
-        f"{path(SOURCE, relations[o.alias].schema, relations[o.alias].table)} AS {quote(o.alias)}"
-        for o in query.occurrences
-    ]
+    columns = [f"{read(c.source)} AS o{i}" for i, c in enumerate(query.columns)]
+    origins = [relation.origin(aliases[alias]) for alias, relation in relations.items()]
     conditions = [f"{read(join.left)} = {read(join.right)}" for join in query.joins]
 
     def condition(expression: Expression) -> str:
@@ -112,10 +124,9 @@ def select(tables: SourceTables, query: LocalView, parameters: list[object]) -> 
     return f"SELECT {', '.join(columns)} FROM {', '.join(origins)}{where}"
 
 
-def _restricted(statement: str, keys: Keys, names: list[str]) -> str:
-    matches = " AND ".join(
-        f"q.{quote(column)} = k.{quote(name)}" for column, name in zip(keys.columns, names, strict=True)
-    )
+def _restricted(statement: str, query: LocalView, keys: Keys, names: list[str]) -> str:
+    places = [query.arrow.names.index(column) for column in keys.columns]
+    matches = " AND ".join(f"q.o{i} = k.{name}" for i, name in zip(places, names, strict=True))
     return f"SELECT q.* FROM ({statement}) AS q SEMI JOIN {quote(_KEYS)} AS k ON {matches}"
 
 

@@ -1,0 +1,1 @@
+"""MariaDB as a source: changes from its row binlog or by triggers."""

@@ -1,0 +1,1 @@
+"""PostgreSQL as a source: logical decoding or triggers, answers as Arrow by ADBC."""

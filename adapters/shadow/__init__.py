@@ -1,0 +1,1 @@
+"""What captures by difference share: a shadow of the relations beside the wrapper, and its engine."""
