@@ -1,4 +1,4 @@
-"""The files adapter: each cycle takes one state of the folder over into the shadow, which answers everything."""
+"""The files adapter: each cycle takes a state of the folder over into the shadow, which answers."""
 
 from __future__ import annotations
 
@@ -200,8 +200,8 @@ class FilesAdapter(Adapter):
         return ShadowSnapshot(held, Catalog(self.config.name, schemas), {}, read)
 
     def _wait_for_absent(self, state: FolderState, relations: Mapping[str, Kept]) -> None:
-        """A prepared relation without its file may be one that is about to be replaced: look again, a while."""
-        absent = state.absent(relations)
+        """A prepared relation without its file may be about to be replaced: look again, for a while."""
+        absent = [] if self._options.commit_file else state.absent(relations)
         if absent and not self._is_late:
             raise IncompleteError(f"relation {absent[0]!r} has no file")
 
@@ -217,8 +217,8 @@ class FilesAdapter(Adapter):
             except (ChangedError, IncompleteError, PublishingError) as error:
                 if self._is_late:
                     raise SourceUnavailableError(
-                        f"source {self.config.name!r}: {error}; waited {self._options.patience:g} s. Write files "
-                        "under another name first, and rename them when they are whole"
+                        f"source {self.config.name!r}: {error}; waited {self._options.patience:g} s. Write "
+                        "files under another name first, and rename them when they are whole"
                     ) from error
             self._engine.pause(PAUSE)
             # One more attempt when time is up: it takes an absent file for a dropped one.

@@ -116,12 +116,11 @@ def _names(record: bytes, options: RelationOptions) -> tuple[str, ...]:
         raise ShapeError(f"has a header line that is not {options.encoding}") from error
     if undecodable(record):
         raise ShapeError(f"has a header line that is not {options.encoding}")
-    quoting = csv.QUOTE_MINIMAL if options.quote else csv.QUOTE_NONE
     reader = csv.reader(
         io.StringIO(text.rstrip("\r\n"), newline=""),
         delimiter=_delimiter(options),
         quotechar=options.quote or None,
-        quoting=quoting,
+        quoting=csv.QUOTE_MINIMAL if options.quote else csv.QUOTE_NONE,
         strict=True,
     )
     names = tuple(next(reader, []))

@@ -1,8 +1,8 @@
 """Excel: one sheet of a workbook, read by calamine as a whole; rows are named by sheet and row.
 
-A cell has a type of its own. A number must be exactly a value of the column's type; a text may say one, in the
-form that CSV has. What Excel's numbers cannot hold (integers beyond 2^53, times with zones, binary values) is
-given as text. An empty cell is NULL, and so is an empty text: the format does not tell them apart.
+A cell has a type of its own. A number must be exactly a value of the column's type; a text may say one, in
+the form that CSV has. What Excel's numbers cannot hold (integers beyond 2^53, times with zones, binary
+values) is given as text. An empty cell is NULL, and so is an empty text: the format does not tell them apart.
 """
 
 from __future__ import annotations

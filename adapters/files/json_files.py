@@ -103,9 +103,9 @@ def _parse(data: bytes, task: Task) -> pa.Table:
     with scratch() as connection:
         connection.register("lines", _lines(data, options))
         rows = connection.execute(
-            "SELECT json_valid(line), json_type(CASE WHEN json_valid(line) THEN line END) FROM lines "
-            "WHERE trim(line, E' \\t\\r\\n') <> '' AND "
-            "(NOT json_valid(line) OR json_type(CASE WHEN json_valid(line) THEN line END) <> 'OBJECT') LIMIT 1"
+            "SELECT valid, kind FROM (SELECT line, json_valid(line) AS valid, "
+            "json_type(CASE WHEN json_valid(line) THEN line END) AS kind FROM lines) "
+            "WHERE trim(line, E' \\t\\r\\n') <> '' AND (NOT valid OR kind <> 'OBJECT') LIMIT 1"
         ).fetchall()
     if rows:
         valid, kind = rows[0]
@@ -122,7 +122,7 @@ def _parse(data: bytes, task: Task) -> pa.Table:
             parse_options=pa_json.ParseOptions(
                 explicit_schema=wanted,
                 newlines_in_values=False,
-                # What is excluded may be anything; without that, a key more than there are columns is an error.
+                # What is excluded may be anything; otherwise a key that is no column is an error.
                 unexpected_field_behavior="ignore" if hidden else "error",
             ),
         )

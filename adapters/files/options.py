@@ -148,7 +148,7 @@ def format_of(path: str) -> str | None:
 
 def _folder(config: SourceConfig) -> Path:
     for prefix in ("files:///", "file://"):
-        # `file:///data` is the absolute path that it always is; `files:///data` is relative, as with the others.
+        # `file:///data` is absolute, as it always is; `files:///data` is relative, as with other sources.
         if config.url.startswith(prefix) and config.url != prefix:
             path = config.url.removeprefix(prefix)
             if prefix == "files:///" or path.startswith("/"):
@@ -162,7 +162,8 @@ def _folder(config: SourceConfig) -> Path:
 def _outside(config: SourceConfig, folder: Path, option: str, path: Path) -> Path:
     if path.absolute().is_relative_to(folder.absolute()):
         raise ConfigurationError(
-            f"source {config.name!r}: option {option} is {path}, inside the folder of the files; put it elsewhere"
+            f"source {config.name!r}: option {option} is {path}, inside the folder of the files; "
+            "put it elsewhere"
         )
     return path
 

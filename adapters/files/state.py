@@ -5,10 +5,10 @@ Problem: one state of many files, whose owners do not wait for us and know of no
 Wrong ways: read one file after the other and take what comes (a change of two files shows by half); require
 that nothing changes while all are read (a file that is always being appended to is never read).
 
-Chosen way: look at all files twice. If both looks are equal, there was a moment in between at which all of them
-were as they look, and that moment is the state. Then read each through an open descriptor, which must be of
-the file that was seen: a file that is replaced later keeps its old content there, and one that is appended to
-is read up to the size it had. A file that was replaced before it was opened, or changed in place, ends the
+Chosen way: look at all files twice. If both looks are equal, there was a moment in between at which all of
+them were as they look, and that moment is the state. Then read each through an open descriptor, which must be
+of the file that was seen: a file that is replaced later keeps its old content there, and one that is appended
+to is read up to the size it had. A file that was replaced before it was opened, or changed in place, ends the
 attempt, and everything starts over.
 
 Types are pinned: a prepared relation keeps the types that it was prepared with, whatever its values would be
@@ -195,13 +195,15 @@ class FolderState(SourceState):
                 )
             if duckdb_name(type_) is None:
                 raise ConfigurationError(
-                    f"column {self._source}.{relation}.{name} has type {type_}, which is not supported; {remedy}"
+                    f"column {self._source}.{relation}.{name} has type {type_}, which is not supported; "
+                    f"{remedy}"
                 )
         key = self._relations[relation].options.key
         lost = next((name for name in key if name not in columns), None)
         if lost is not None:
             raise ConfigurationError(
-                f"source {self._source!r}, relation {relation!r}: option key names {lost!r}, which is no column"
+                f"source {self._source!r}, relation {relation!r}: option key names {lost!r}, "
+                "which is no column"
             )
         shown = tuple(Column(name, type_, name not in key) for name, type_ in columns.items())
         return RelationSchema(relation, shown, key)
@@ -250,7 +252,9 @@ class FolderState(SourceState):
             names, told = _common(shapes, tuple(pinned))
         else:
             names, told = tuple(options.columns) or tuple(pinned), {}
-        if not pinned and shapes:
+        if set(names) != set(pinned):
+            pinned = {}  # it drifted: what it is now is found out as if it were new
+        if files.name not in self.pinned and shapes:
             lost = next((name for name in options.columns if name not in names), None)
             if lost is not None:
                 raise ShapeError(f"has no column {lost!r}, which option `columns` declares")
@@ -261,8 +265,7 @@ class FolderState(SourceState):
             raise ShapeError("has no columns")
         known = {**pinned, **told, **options.columns}
         if any(name not in known for name in shown):
-            # A column that is new since it was pinned drifts whatever its type: do not read the file for it.
-            guess = Guess({}) if pinned else self._guess(files, names)
+            guess = self._guess(files, names)
             for name in shown:
                 if name not in known:
                     type_ = guess.type_of(name)

@@ -27,7 +27,7 @@ _NAMES: dict[str, pa.DataType] = {
     **dict.fromkeys(("double", "double precision", "float", "float64"), pa.float64()),
     **dict.fromkeys(("varchar", "text", "string", "char", "utf8"), pa.string()),
     **dict.fromkeys(("blob", "binary", "bytea", "varbinary"), pa.binary()),
-    **dict.fromkeys(("date", "date32"), pa.date32()),
+    **dict.fromkeys(("date", "date32", "date32[day]"), pa.date32()),
     **dict.fromkeys(("time", "time64", "time64[us]"), pa.time64("us")),
     **dict.fromkeys(("timestamp", "datetime", "timestamp[us]"), pa.timestamp("us")),
     **dict.fromkeys(

@@ -12,16 +12,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+
+from watchfiles._rust_notify import RustNotify, WatchfilesRustInternalError
 
 STEP_MS = 5
 """Milliseconds between two looks of the watcher at its reports and at `wake`."""
-
-
-class _Notify(Protocol):
-    def watch(self, debounce_ms: int, step_ms: int, timeout_ms: int, stop_event: object) -> object: ...
-
-    def close(self) -> None: ...
 
 
 class FolderWatch:
@@ -41,7 +36,7 @@ class FolderWatch:
         self._reports = reports
         self._woken = threading.Event()
         self._lock = threading.Lock()
-        self._notify: _Notify | None = None
+        self._notify: RustNotify | None = None
         self._closed = False
 
     def wait(self, changed: Callable[[], bool], timeout: float) -> None:
@@ -73,7 +68,7 @@ class FolderWatch:
         if notify is not None:
             notify.close()
 
-    def _watching(self) -> _Notify | None:
+    def _watching(self) -> RustNotify | None:
         with self._lock:
             if self._notify is None and self._reports and not self._closed:
                 self._notify = _notify(self._path)
@@ -82,9 +77,7 @@ class FolderWatch:
             return self._notify
 
 
-def _notify(path: Path) -> _Notify | None:
-    from watchfiles._rust_notify import RustNotify, WatchfilesRustInternalError
-
+def _notify(path: Path) -> RustNotify | None:
     try:
         return RustNotify([str(path)], False, False, 0, True, True)
     except (OSError, WatchfilesRustInternalError):
