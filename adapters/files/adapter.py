@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import ClassVar, TypeVar
 
-from adapters.files.folder import TICK_NS, Folder
+from adapters.files.folder import Folder
 from adapters.files.malformed import QuarantineFile
 from adapters.files.options import parse
 from adapters.files.readers import IncompleteError
@@ -26,6 +26,9 @@ from algebra.schema import Catalog, Column, RelationSchema
 
 PAUSE = 0.02
 """Seconds between two looks at files that are being written."""
+
+SMALL_BYTES = 4 << 20
+"""Files up to here are read again without a thought, so that a change shows at once."""
 
 DIFF = "diff"
 
@@ -168,30 +171,34 @@ class FilesAdapter(Adapter):
             except DriftedError as error:
                 drifted = {error.relation: error.problem}
         # A change after the look wakes `wait` too often, never too seldom.
-        self._seen = (state.signature, 0 if state.settled else time.time_ns() + 2 * TICK_NS)
+        self._seen = (state.signature, 0 if state.settled else state.settles_ns)
         return ShadowSnapshot(held, Catalog(self.config.name, state.schemas), drifted, state.rows)
 
     def _cycle(self, held: OpenShadow, state: FolderState) -> None:
-        """Bring the shadow to the folder's state, in one transaction."""
-        notes = {name: state.note(name) for name in held.relations}
-        stale = [
-            name for name, kept in held.relations.items()
-            if not notes[name].settled or Note.of(kept.note) != notes[name]
-        ]  # fmt: skip
-        if not stale:
+        """Bring the shadow to the folder's state, in one transaction; only what changed is read."""
+        kept = {name: Note.of(relation.note) for name, relation in held.relations.items()}
+        now = {name: state.note(name) for name in kept}
+        stale = [name for name, note in kept.items() if note is None or not note.is_of(now[name])]
+        moved = [name for name, note in kept.items() if name not in stale and note != now[name]]
+        if not stale and not moved:
             return
+        if not all(now[name].settled for name in stale) and state.size(stale) > SMALL_BYTES:
+            # Read a moment later, they need not be read a second time to be sure of them.
+            raise ChangedError("the files were changed a moment ago")
         with held.cycle() as cycle:
             for name in stale:
-                cycle.replace(name, state.rows(name), note=str(notes[name]))
+                cycle.replace(name, state.rows(name), note=str(now[name]))
+            for name in moved:
+                cycle.note(name, str(now[name]))
             state.verify()
         self._quarantine.replace(stale, _all(state.malformed))
 
     def _last_published(self, held: OpenShadow) -> ShadowSnapshot:
         """While files are being changed: what was last read as a whole."""
         notes = [Note.of(kept.note) for kept in held.relations.values()]
-        if not held.prepared or len({note.mark if note else None for note in notes}) > 1 or None in notes:
+        if not held.prepared or len({note.marker if note else None for note in notes}) > 1 or None in notes:
             raise PublishingError(f"there is no {self._options.commit_file}: the files are being changed")
-        self._seen = ("", 0)
+        self._seen = ("None", 0)
         schemas = {name: _schema(kept) for name, kept in held.relations.items()}
 
         def read(relation: str) -> Extent:

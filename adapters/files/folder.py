@@ -4,8 +4,8 @@ Problem: owners replace files by renaming a new one over the old, or append whol
 us. Nothing may be taken of a write that is under way, and a change must never be overlooked.
 
 Chosen way: a file is read through one open descriptor, so that a rename in the meantime changes nothing for
-us; its identity (device, inode, size, times) is taken from the descriptor before, and compared with the
-path's afterwards. File times tick in milliseconds, so a file that was changed a moment ago could change again
+us; its identity (device, inode, size, times) tells whether it is the one that was looked at. File times tick
+in milliseconds, on some systems in seconds, so a file that was changed a moment ago could change again
 without a trace: its identity is not trusted (`settled`) until it is older than a tick.
 
 Nothing outside of the folder is ever opened: names are resolved first, links included.
@@ -23,8 +23,11 @@ from typing import BinaryIO
 from adapters.files.options import FORMATS, Options, RelationOptions, format_of
 from algebra.errors import ConfigurationError, SourceUnavailableError
 
-TICK_NS = 100_000_000
+TICK_NS = 30_000_000
 """Nanoseconds after which a change of a file is sure to have another time than the one before."""
+
+COARSE_TICK_NS = 2_500_000_000
+"""The same, where times are whole seconds."""
 
 _WILD = frozenset("*?[")
 
@@ -43,8 +46,11 @@ class Identity:
     def of(cls, found: os.stat_result) -> Identity:
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
-    def settled(self, now_ns: int) -> bool:
-        return max(self.modified_ns, self.changed_ns) < now_ns - TICK_NS
+    @property
+    def settles_ns(self) -> int:
+        """The time after which this identity is sure to be told from any later one."""
+        coarse = self.modified_ns % 1_000_000_000 == 0 and self.changed_ns % 1_000_000_000 == 0
+        return max(self.modified_ns, self.changed_ns) + (COARSE_TICK_NS if coarse else TICK_NS)
 
     def __str__(self) -> str:
         return f"{self.device}.{self.inode}.{self.size}.{self.modified_ns}.{self.changed_ns}"
@@ -61,7 +67,29 @@ class RelationFiles:
 
     @property
     def signature(self) -> str:
+        """Equal signatures, once settled, are equal contents."""
         return ";".join(f"{file} {identity}" for file, identity in self.files.items())
+
+    @property
+    def settles_ns(self) -> int:
+        """The time after which the signature is settled."""
+        return max((identity.settles_ns for identity in self.files.values()), default=0)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(identity.size for identity in self.files.values())
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The commit file: what it says, and what it looks like."""
+
+    content: str
+    identity: Identity
+
+    def __str__(self) -> str:
+        return f"{self.identity} {self.content}"
 
 
 class Folder:
@@ -99,14 +127,14 @@ class Folder:
                     relations[name] = RelationFiles(name, self._options.defaults, format_, {file: identity})
         return relations
 
-    def marker(self) -> str | None:
-        """What the commit file says and looks like; None if there is none now."""
+    def marker(self) -> Marker | None:
+        """The commit file as it is now, or None if there is none."""
         assert self._options.commit_file is not None
         path = self._inside(self._options.commit_file)
         try:
             with open(path, "rb") as file:
                 content = file.read(4096)
-                return f"{Identity.of(os.fstat(file.fileno()))} {content.hex()}"
+                return Marker(content.hex(), Identity.of(os.fstat(file.fileno())))
         except FileNotFoundError:
             return None
         except OSError as error:

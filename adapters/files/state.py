@@ -22,7 +22,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from adapters.files.csv_files import CsvReader
 from adapters.files.excel_files import ExcelReader
-from adapters.files.folder import TICK_NS, Folder, Identity, RelationFiles
+from adapters.files.folder import Folder, Identity, Marker, RelationFiles
 from adapters.files.json_files import JsonReader
 from adapters.files.malformed import Malformed, MalformedRow
 from adapters.files.options import EMPTY, TEXT_FORMATS, Options
@@ -86,16 +86,21 @@ class Memory:
 class Note:
     """What the shadow keeps with a relation's state: the state of the files that it was read from.
 
-    `mark`: what told that state (the commit file, or the identities of the files). `settled`: whether it is
-    sure to be told from any later one. `reading`: the options it was read with.
+    `files`: their identities. `settled`: whether these are sure to be told from any later ones. `reading`:
+    the options they were read with. `marker`: the commit file of that state, if one is configured.
     """
 
-    mark: str
+    files: str
     settled: bool
     reading: str
+    marker: str
 
     def __str__(self) -> str:
-        return json.dumps([self.mark, self.settled, self.reading])
+        return json.dumps([self.files, self.settled, self.reading, self.marker])
+
+    def is_of(self, other: Note) -> bool:
+        """Whether the rows kept with this note are sure to be those of the state that `other` is of."""
+        return self.settled and (self.files, self.reading) == (other.files, other.reading)
 
     @classmethod
     def of(cls, text: str) -> Note | None:
@@ -114,7 +119,7 @@ class FolderState(SourceState):
         options: Options,
         source: str,
         relations: Mapping[str, RelationFiles],
-        marker: str | None,
+        marker: Marker | None,
         memory: Memory,
         now_ns: int,
     ) -> None:
@@ -143,26 +148,32 @@ class FolderState(SourceState):
     def signature(self) -> str:
         """Equal signatures, once settled, are equal states."""
         if self._options.commit_file:
-            return self.marker or ""
+            return str(self.marker)
         return "|".join(f"{r.name}: {r.signature}" for r in self._relations.values())
 
     @property
-    def settled(self) -> bool:
-        """Whether any later state is sure to have another signature."""
+    def settles_ns(self) -> int:
+        """The time after which any later state is sure to have another signature."""
         if self._options.commit_file:
-            changed = self.marker.split(" ")[0].split(".")[3:5] if self.marker else []
-            return all(int(ns) < self._now_ns - TICK_NS for ns in changed)
-        return all(i.settled(self._now_ns) for r in self._relations.values() for i in r.files.values())
+            return self.marker.identity.settles_ns if self.marker else 0
+        return max((relation.settles_ns for relation in self._relations.values()), default=0)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the signature was settled when the state was looked at."""
+        return self.settles_ns < self._now_ns
+
+    def size(self, relations: Iterable[str]) -> int:
+        """Bytes of the files of these relations."""
+        return sum(self._relations[name].size for name in relations if name in self._relations)
 
     def note(self, relation: str) -> Note:
         """What is to be kept with the relation's rows of this state."""
         files = self._relations.get(relation)
         reading = "" if files is None else hashlib.sha256(repr(files.options).encode()).hexdigest()[:16]
-        if self._options.commit_file:
-            return Note(self.marker or "", self.settled, reading)
-        identities = () if files is None else tuple(files.files.values())
-        settled = all(identity.settled(self._now_ns) for identity in identities)
-        return Note("" if files is None else files.signature, settled, reading)
+        signature = "" if files is None else files.signature
+        settled = files is None or files.settles_ns < self._now_ns
+        return Note(signature, settled, reading, str(self.marker or ""))
 
     def absent(self, relations: Mapping[str, Kept]) -> list[str]:
         """Those of the relations that have no file, though they should."""

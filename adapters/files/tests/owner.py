@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import io
-import itertools
 import json
 import math
 import os
@@ -24,6 +23,7 @@ from adapters.conformance import (
     Empty,
     Fill,
     Insert,
+    Mark,
     Operation,
     Overwrite,
     Raise,
@@ -128,7 +128,7 @@ class FilesWriter(Writer):
                 done.append(operation)
         with self._owner.transaction() as tables:
             for operation in done:
-                if not isinstance(operation, Savepoint):
+                if not isinstance(operation, Savepoint | RollbackTo | Mark):
                     schema, rows = tables[operation.relation]
                     tables[operation.relation] = (schema, _applied(operation, schema, rows))
 
@@ -210,10 +210,3 @@ def _excel(value: Any) -> Any:
         case str():
             return value or None
     return _text(value)
-
-
-def batches(rows: Sequence[Row], size: int) -> Iterator[tuple[Row, ...]]:
-    """The rows, some at a time."""
-    iterator = iter(rows)
-    while part := tuple(itertools.islice(iterator, size)):
-        yield part
