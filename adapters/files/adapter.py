@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import ClassVar, TypeVar
 
+import duckdb
+
 from adapters.files.folder import Folder
 from adapters.files.malformed import QuarantineFile
 from adapters.files.options import parse
@@ -15,7 +17,7 @@ from adapters.files.state import ChangedError, DriftedError, FolderState, Memory
 from adapters.files.watch import FolderWatch
 from adapters.shadow.engine import Engine, translated
 from adapters.shadow.extent import Extent
-from adapters.shadow.history import TrimPolicy
+from adapters.shadow.history import TrimPolicy, changed
 from adapters.shadow.layout import Kept
 from adapters.shadow.snapshot import ShadowSnapshot
 from adapters.shadow.store import OpenShadow, Shadow
@@ -33,6 +35,28 @@ SMALL_BYTES = 4 << 20
 DIFF = "diff"
 
 T = TypeVar("T")
+
+
+class _Unprepared(Extent):
+    """The rows of a relation that is not prepared, read for one answer: if that fails, it is asked again."""
+
+    def __init__(self, source: str, rows: Extent) -> None:
+        self._source = source
+        self._rows = rows
+
+    @property
+    def text(self) -> str:
+        return self._rows.text
+
+    @contextmanager
+    def scanned(self, connection: duckdb.DuckDBPyConnection) -> Iterator[str]:
+        try:
+            with self._rows.scanned(connection) as scan:
+                yield scan
+        except (ChangedError, IncompleteError) as error:
+            raise SourceUnavailableError(f"source {self._source!r}: {error}") from error
+        except DriftedError as error:
+            raise changed(self._source, error.relation, error.problem) from error
 
 
 class PublishingError(Exception):
@@ -147,15 +171,22 @@ class FilesAdapter(Adapter):
         self._wait_for_absent(state, before)
         try:
             steps = self._shadow.prepare(state, relations, dry_run=dry_run)
-        except BaseException:
+        except BaseException as error:
             if not existed:
                 self._shadow.remove()
+            if isinstance(error, DriftedError):
+                raise ConfigurationError(
+                    f"source {self.config.name!r}: relation {error.relation!r} {error.problem}, which option "
+                    "`columns` does not declare; declare it, or name it in option `exclude`"
+                ) from error
             raise
-        if not dry_run:
+        read = list(state.malformed)
+        if read and not dry_run:
+            self._quarantine.replace(read, _all(state.malformed))
+            # They are of this very state: the next snapshot need not read them again.
             with self._shadow.opened() as held, held.cycle() as cycle:
-                for name in state.malformed:
+                for name in read:
                     cycle.note(name, str(state.note(name)))
-            self._quarantine.replace(list(state.malformed), _all(state.malformed))
         return steps
 
     def _snapshot(self, held: OpenShadow) -> ShadowSnapshot:
@@ -163,6 +194,8 @@ class FilesAdapter(Adapter):
             state = self._look(held.relations)
         except PublishingError:
             return self._last_published(held)
+        # A change after the look wakes `wait` too often, never too seldom.
+        self._seen = (state.signature, 0 if state.settled else state.settles_ns)
         self._wait_for_absent(state, held.relations)
         drifted = held.drifted(state)
         if held.prepared and not drifted:
@@ -170,9 +203,12 @@ class FilesAdapter(Adapter):
                 self._cycle(held, state)
             except DriftedError as error:
                 drifted = {error.relation: error.problem}
-        # A change after the look wakes `wait` too often, never too seldom.
-        self._seen = (state.signature, 0 if state.settled else state.settles_ns)
-        return ShadowSnapshot(held, Catalog(self.config.name, state.schemas), drifted, state.rows)
+        return ShadowSnapshot(
+            held,
+            Catalog(self.config.name, state.schemas),
+            drifted,
+            lambda relation: _Unprepared(self.config.name, state.rows(relation)),
+        )
 
     def _cycle(self, held: OpenShadow, state: FolderState) -> None:
         """Bring the shadow to the folder's state, in one transaction; only what changed is read."""
@@ -191,7 +227,8 @@ class FilesAdapter(Adapter):
             for name in moved:
                 cycle.note(name, str(now[name]))
             state.verify()
-        self._quarantine.replace(stale, _all(state.malformed))
+            # Told before it is so: a crash in between must not leave out rows that nobody is told of.
+            self._quarantine.replace(stale, _all(state.malformed))
 
     def _last_published(self, held: OpenShadow) -> ShadowSnapshot:
         """While files are being changed: what was last read as a whole."""
