@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as pa_csv
 
 from adapters.files.blocks import BadRecord, Block, Dialect, undecodable
+from adapters.files.malformed import Malformed
 from adapters.files.options import RelationOptions
 from adapters.files.readers import (
     FileShape,
@@ -62,12 +63,13 @@ class CsvReader(Reader):
     def infer(self, file: BinaryIO, names: Sequence[str], options: RelationOptions, longest: int) -> Guess:
         guess = Guess(dict.fromkeys(names))
         schema = pa.schema([(name, pa.string()) for name in names])
+        task = Task("", options, schema, (), Malformed.ignored(), longest)
+
+        def parse(data: bytes) -> pa.Table:
+            return _parse(data, tuple(names), schema, options)
+
         for part in _body(file, options, longest):
-            if isinstance(part, Block):
-                try:
-                    table = _parse(part.data, tuple(names), schema, options)
-                except pa.ArrowInvalid:
-                    continue  # a malformed row tells nothing; it is named when the file is read
+            for table in parsed(part, task, _dialect(options), parse, lambda error, data: ""):
                 guess = guess.merged(Guess({name: _types(table[name]) for name in names}))
         return guess
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import BinaryIO
 
 import numpy as np
@@ -59,15 +60,13 @@ class JsonReader(Reader):
         for part in text_blocks(file, options, LINES, longest):
             if not isinstance(part, Block):
                 continue
-            try:
-                lines = _lines(part.data, options)
-            except (UnicodeDecodeError, RowError):
-                continue  # a malformed line tells nothing; it is named when the file is read
+            # A malformed line tells nothing, and is named when the file is read.
+            lines = _lines(part.data.decode(errors="replace").encode(), replace(options, encoding="utf-8"))
             with scratch() as connection:
                 connection.register("lines", lines)
                 [(found,)] = connection.execute(
-                    "SELECT json_group_structure(line) FROM lines "
-                    "WHERE json_valid(line) AND json_type(line) = 'OBJECT'"
+                    "SELECT json_group_structure(j) FROM (SELECT TRY_CAST(line AS JSON) AS j FROM lines) "
+                    "WHERE json_type(j) = 'OBJECT'"
                 ).fetchall()
             structure = json.loads(found) if found else {}
             guess = guess.merged(Guess({name: _candidates(name, type_) for name, type_ in structure.items()}))

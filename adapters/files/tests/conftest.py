@@ -21,15 +21,20 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make(folder: Path) -> Iterator[MakeAdapter]:
-    """Makes adapters for the test's folder, which give up at once; all are closed in the end."""
+    """Makes adapters for the test's folder that give up at once; all are closed in the end.
+
+    `settings` are those of single relations.
+    """
     made: list[FilesAdapter] = []
 
     def create(
-        relations: tuple[str, ...] | None = None, reports: bool = True, **options: Any
+        settings: dict[str, Any] | None = None,
+        relations: tuple[str, ...] | None = None,
+        reports: bool = True,
+        **options: Any,
     ) -> FilesAdapter:
-        config = SourceConfig(
-            "shop", "files", f"files:///{folder}", relations, None, {"patience": 0, **options}
-        )
+        given = {"patience": 0, **({"relations": settings} if settings else {}), **options}
+        config = SourceConfig("shop", "files", f"files:///{folder}", relations, None, given)
         made.append(FilesAdapter(config, reports=reports))
         return made[-1]
 
