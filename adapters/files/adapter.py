@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 import duckdb
 
 from adapters.files.folder import Folder
-from adapters.files.malformed import QuarantineFile
+from adapters.files.malformed import QuarantineFile, UnfinishedError
 from adapters.files.options import parse
 from adapters.files.readers import IncompleteError
 from adapters.files.state import ChangedError, DriftedError, FolderState, Memory, Note
@@ -258,6 +258,9 @@ class FilesAdapter(Adapter):
         while True:
             try:
                 return attempt()
+            except UnfinishedError:
+                if self._is_late:
+                    raise
             except (ChangedError, IncompleteError, PublishingError) as error:
                 if self._is_late:
                     raise SourceUnavailableError(

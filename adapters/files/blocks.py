@@ -71,11 +71,12 @@ class Block:
 
 @dataclass(frozen=True)
 class BadRecord:
-    """A stretch of the file that is no record, and why."""
+    """A stretch of the file that is no record, and why. `last`: the file ends inside of it."""
 
     data: bytes
     line: int
     reason: str
+    last: bool = False
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def _dialect(options: RelationOptions) -> Dialect:
 
 
 def _delimiter(options: RelationOptions) -> str:
-    return options.delimiter or ("\t" if options.path.lower().endswith(".tsv") else ",")
+    return options.delimiter or ","
 
 
 def _header(file: BinaryIO, options: RelationOptions, longest: int) -> tuple[tuple[str, ...], Block]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -124,7 +124,8 @@ class Folder:
                     )
                 identity = self._identity(file)
                 if identity is not None:
-                    relations[name] = RelationFiles(name, self._options.defaults, format_, {file: identity})
+                    options = _with_tabs(self._options.defaults, [file])
+                    relations[name] = RelationFiles(name, options, format_, {file: identity})
         return relations
 
     def marker(self) -> Marker | None:
@@ -176,7 +177,7 @@ class Folder:
                 )
             format_ = format_ or (format_of(files[0]) if files else None) or "csv"
         identities = {file: identity for file in files if (identity := self._identity(file)) is not None}
-        return RelationFiles(name, options, format_, identities)
+        return RelationFiles(name, _with_tabs(options, files), format_, identities)
 
     def _files(self) -> list[str]:
         """All visible files below the folder, relative, in order."""
@@ -230,6 +231,12 @@ def _raise(error: OSError) -> None:
 def _stem(file: str) -> str:
     name = file.rpartition("/")[2]
     return name.rpartition(".")[0] or name
+
+
+def _with_tabs(options: RelationOptions, files: list[str]) -> RelationOptions:
+    """The options; a file that is called so has tabs between its values, unless another delimiter is set."""
+    tabs = bool(files) and not options.delimiter and all(file.lower().endswith(".tsv") for file in files)
+    return replace(options, delimiter="\t") if tabs else options
 
 
 def _is_pattern(path: str) -> bool:

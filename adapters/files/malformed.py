@@ -34,6 +34,10 @@ class MalformedRow:
         return f"{self.file}:{self.line}: {self.reason}"
 
 
+class UnfinishedError(DataError):
+    """A row that may be malformed, or still being written: it is looked at again, for a while."""
+
+
 class Malformed:
     """What becomes of the malformed rows of one reading of one relation."""
 
@@ -54,13 +58,14 @@ class Malformed:
         """Whether malformed rows are left out, and the others taken."""
         return self._policy == QUARANTINE
 
-    def report(self, file: str, line: int, reason: str, raw: bytes | str) -> None:
-        """Note a malformed row; DataError if it is refused, or if there are too many."""
+    def report(self, file: str, line: int, reason: str, raw: bytes | str, *, last: bool = False) -> None:
+        """Note a malformed row; DataError if it is refused, or if there are too many. `last`: the file ends
+        inside of it."""
         if isinstance(raw, bytes):
             raw = raw[: 4 * RAW_LIMIT].decode("utf-8", "backslashreplace")
         row = MalformedRow(self._relation, file, line, reason, raw[:RAW_LIMIT].rstrip("\r\n"))
         if not self.leaves_out:
-            raise DataError(
+            raise (UnfinishedError if last else DataError)(
                 f"source {self._source!r}: {row}; mend the file, or set `malformed: {QUARANTINE}`"
             )
         self.rows.append(row)

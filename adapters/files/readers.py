@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from adapters.files.blocks import BadRecord, Block, Dialect, Unfinished, blocks, utf8
+from adapters.files.blocks import BLOCK_BYTES, BadRecord, Block, Dialect, Unfinished, blocks, utf8
 from adapters.files.malformed import Malformed
 from adapters.files.options import TAKE, RelationOptions
 from adapters.files.types import from_text
@@ -125,15 +125,12 @@ def text_blocks(
 ) -> Iterator[Block | BadRecord]:
     """The records of a text file. A last line that may still be written is left out, unless it is to be
     taken; one that ends inside a quoted value is malformed."""
-    for part in blocks(utf8(file, options.encoding), dialect, longest=longest):
+    size = min(BLOCK_BYTES, longest)
+    for part in blocks(utf8(file, options.encoding), dialect, size=size, longest=longest):
         if not isinstance(part, Unfinished):
             yield part
-        elif part.inside_quotes and b"\n" in part.data:
-            yield BadRecord(
-                part.data, part.line, "a quoted value that is never closed, up to the end of the file"
-            )
-        elif part.inside_quotes and options.last_line == TAKE:
-            yield BadRecord(part.data, part.line, "a quoted value that is never closed")
+        elif part.inside_quotes and (b"\n" in part.data or options.last_line == TAKE):
+            yield BadRecord(part.data, part.line, "a quoted value that is never closed", last=True)
         elif options.last_line == TAKE:
             yield Block(part.data, part.line)
 
@@ -150,7 +147,7 @@ def parsed(
     A block of good records is one call of `parse`; each malformed one costs the logarithm of the block more.
     """
     if isinstance(part, BadRecord):
-        task.malformed.report(task.file, part.line, part.reason, part.data)
+        task.malformed.report(task.file, part.line, part.reason, part.data, last=part.last)
         return
     try:
         yield parse(part.data)

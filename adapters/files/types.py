@@ -38,6 +38,10 @@ _DECIMAL = re.compile(r"(?:decimal|numeric|decimal128)\s*\(\s*(\d+)\s*(?:,\s*(\d
 _LENGTH = re.compile(r"(varchar|char|varbinary|binary)\s*\(\s*\d+\s*\)")
 
 
+_HEX = "([0-9a-fA-F]{2})*"
+_TIME = r"\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?"
+
+
 def named_type(name: str) -> pa.DataType | None:
     """The Arrow type of a declared name, or None if there is none.
 
@@ -61,19 +65,24 @@ def as_text_first(type_: pa.DataType, *, dates: bool) -> bool:
 def from_text(values: pa.ChunkedArray | pa.Array, type_: pa.DataType) -> pa.ChunkedArray | pa.Array:
     """Texts as values of the type; ArrowInvalid if one is none. Binary values are written in hexadecimal."""
     if pa.types.is_binary(type_):
-        return _from_hex(values)
+        return _converted(values, _HEX, "unhex(t)", "hexadecimal").cast(type_)
+    if pa.types.is_time(type_):
+        return _converted(values, _TIME, "TRY_CAST(t AS TIME)", "a time").cast(type_)
     return values.cast(type_)
 
 
-def _from_hex(values: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray:
-    wrong = pc.invert(pc.match_substring_regex(values, r"^([0-9a-fA-F]{2})*$"))
-    first = pc.index(wrong, pa.scalar(True)).as_py()
-    if first >= 0:
-        raise pa.ArrowInvalid(f"{values[first].as_py()[:80]!r} is not hexadecimal")
+def _converted(values: pa.ChunkedArray | pa.Array, form: str, expression: str, what: str) -> pa.ChunkedArray:
+    """What DuckDB makes of texts that have this form; ArrowInvalid for others."""
     with scratch() as connection:
         connection.register("texts", pa.table({"t": values}))
-        found: pa.ChunkedArray = connection.sql("SELECT unhex(t) AS b FROM texts").to_arrow_table()["b"]
-    return found.cast(pa.binary())
+        found: pa.ChunkedArray = connection.sql(
+            f"SELECT CASE WHEN regexp_full_match(t, '{form}') THEN {expression} END AS v FROM texts"
+        ).to_arrow_table()["v"]
+    wrong = pc.and_(pc.is_null(found), pc.is_valid(values))
+    first = pc.index(wrong, pa.scalar(True)).as_py()
+    if first >= 0:
+        raise pa.ArrowInvalid(f"{values[first].as_py()[:80]!r} is not {what}")
+    return found
 
 
 def scratch() -> duckdb.DuckDBPyConnection:

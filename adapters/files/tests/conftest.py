@@ -29,12 +29,12 @@ def make(folder: Path) -> Iterator[MakeAdapter]:
 
     def create(
         settings: dict[str, Any] | None = None,
-        relations: tuple[str, ...] | None = None,
+        shown: tuple[str, ...] | None = None,
         reports: bool = True,
         **options: Any,
     ) -> FilesAdapter:
         given = {"patience": 0, **({"relations": settings} if settings else {}), **options}
-        config = SourceConfig("shop", "files", f"files:///{folder}", relations, None, given)
+        config = SourceConfig("shop", "files", f"files:///{folder}", shown, None, given)
         made.append(FilesAdapter(config, reports=reports))
         return made[-1]
 
