@@ -178,7 +178,7 @@ def blocks(
 def _scan(data: bytes, dialect: Dialect, *, final: bool) -> tuple[int, tuple[int, str] | None]:
     """Where the whole records at the start of `data` end; and, if what follows is malformed for sure, where
     that ends, and why."""
-    problem = _first_problem(data, dialect, final=final)
+    problem = _first_problem(data, dialect)
     if problem is None:
         ends = _record_ends(data, dialect) if dialect.quote and dialect.quote in data else None
         return (data.rfind(b"\n") + 1 if ends is None else int(ends[-1]) if len(ends) else 0), None
@@ -201,7 +201,7 @@ def _record_ends(data: bytes, dialect: Dialect) -> Offsets:
     return ends + 1
 
 
-def _first_problem(data: bytes, dialect: Dialect, *, final: bool) -> tuple[int, str] | None:
+def _first_problem(data: bytes, dialect: Dialect) -> tuple[int, str] | None:
     """The first quote or carriage return that may not be where it is."""
     view = np.frombuffer(data, np.uint8)
     problems: list[tuple[int, str]] = []
@@ -224,9 +224,8 @@ def _first_problem(data: bytes, dialect: Dialect, *, final: bool) -> tuple[int, 
             problems.append((int(inner[wrong[0]]), "text after the closing quote of a value"))
     if not dialect.returns and data.count(b"\r") != data.count(b"\r\n"):
         returns = np.flatnonzero(view == 13)
-        inner = returns[returns < len(data) - 1] if not final else returns
-        followed = np.append(view, 0)[inner + 1] == 10
-        lone = inner[~followed & (np.searchsorted(quotes, inner) % 2 == 0)]
+        inner = returns[returns < len(data) - 1]  # what follows the last byte is still to be written
+        lone = inner[(view[inner + 1] != 10) & (np.searchsorted(quotes, inner) % 2 == 0)]
         if len(lone):
             problems.append((int(lone[0]), "a carriage return without a line feed"))
     return min(problems) if problems else None

@@ -154,5 +154,5 @@ class ExcelHarness(FilesHarness):
     )
 
 
-HARNESSES = {"csv": FilesHarness, "jsonl": JsonLinesHarness, "parquet": ParquetHarness, "excel": ExcelHarness}
-"""By format."""
+HARNESSES = {"diff": FilesHarness}
+"""By capture style, for `lockstep bench capture`."""

@@ -153,7 +153,7 @@ def test_a_malformed_json_line_is_left_out_and_told(
 
 
 def test_a_malformed_excel_row_is_named_by_sheet_and_row(make: MakeAdapter, folder: Path) -> None:
-    sheet = [["id", "name"], [1, "a"], [None, None], [2.5, "b"], [3, "c"]]
+    sheet: list[Any] = [["id", "name"], [1, "a"], [None, None], [2.5, "b"], [3, "c"]]
     (folder / "item.xlsx").write_bytes(workbook(Stock=sheet, Other=[["x"]]))
     settings: dict[str, Any] = {"item": {"columns": {"id": "BIGINT"}}}
     with pytest.raises(DataError, match=r"item\.xlsx\[Stock\]:4: column 'id': 2\.5 is not int64"):

@@ -99,7 +99,10 @@ def test_types_of_json_and_excel_are_those_of_their_values(make: MakeAdapter, fo
     (folder / "j.jsonl").write_bytes(
         b'{"i": 1, "f": 1, "b": true, "t": "2024-01-01", "n": null}\n{"f": 2.5, "late": 1}\n'
     )
-    sheet = [["i", "f", "b", "t", "d", "m"], [1, 1, True, "x", date(2024, 1, 31), datetime(2024, 1, 31, 12)]]
+    sheet: list[Any] = [
+        ["i", "f", "b", "t", "d", "m"],
+        [1, 1, True, "x", date(2024, 1, 31), datetime(2024, 1, 31, 12)],
+    ]
     (folder / "e.xlsx").write_bytes(workbook(Sheet1=[*sheet, [2, 2.5, None, "y", None, None]]))
     adapter = make()
     assert types(adapter, "j") == {
@@ -193,7 +196,7 @@ def test_declared_types_of_every_format(make: MakeAdapter, folder: Path) -> None
     (folder / "j.jsonl").write_bytes(
         b'{"i": 5, "d": 1.50, "b": "00FF", "t": "10:30:00", "w": "2024-01-01T00:00:00+01:00", "c": "007"}\n'
     )
-    sheet = [list(declared), [5, 1.5, "00ff", "10:30:00", "2024-01-01T00:00:00+01:00", "007"]]
+    sheet: list[Any] = [list(declared), [5, 1.5, "00ff", "10:30:00", "2024-01-01T00:00:00+01:00", "007"]]
     (folder / "e.xlsx").write_bytes(workbook(Sheet1=sheet))
     table = pa.table({
         "i": [5], "d": [Decimal("1.5")], "b": pa.array([b"\x00\xff"], pa.large_binary()),

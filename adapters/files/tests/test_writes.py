@@ -295,7 +295,12 @@ class TestCommitFile:
         self._write(folder, 2)
         replace_file(folder / "DONE", b"2")
         interference.next((folder / "DONE").unlink)
-        timer = threading.Timer(0.1, lambda: (self._write(folder, 3), replace_file(folder / "DONE", b"3")))
+
+        def publish() -> None:
+            self._write(folder, 3)
+            replace_file(folder / "DONE", b"3")
+
+        timer = threading.Timer(0.1, publish)
         timer.start()
         found = changes(adapter, position)
         timer.join()
