@@ -12,6 +12,7 @@ from adapters.shadow.fetch import Fetch, Readable
 from adapters.shadow.history import changed
 from adapters.shadow.store import OpenShadow
 from adapters.spi import Changes, Snapshot
+from algebra.errors import SourceUnavailableError
 from algebra.local_view import Keys, LocalView
 from algebra.position import Position
 from algebra.schema import Catalog
@@ -21,7 +22,8 @@ class ShadowSnapshot(Snapshot):
     """The shadow as it is attached.
 
     `catalog`: what the source shows. `drifted`: the relations that are no longer as prepared, with the reason
-    in words. `read`: all rows of a relation that is not prepared, in the read transaction of this snapshot.
+    in words. `read`: all rows of a relation that is not prepared. `apart`: why those cannot be joined with
+    prepared ones, if they show a later state than the shadow does.
     """
 
     def __init__(
@@ -30,11 +32,13 @@ class ShadowSnapshot(Snapshot):
         catalog: Catalog,
         drifted: Mapping[str, str],
         read: Callable[[str], Extent],
+        apart: str = "",
     ) -> None:
         self._held = held
         self._catalog = catalog
         self._drifted = drifted
         self._read = read
+        self._apart = apart
         self._borrowed: dict[str, Readable] = {}
         self._fetches: list[Fetch] = []
 
@@ -54,6 +58,9 @@ class ShadowSnapshot(Snapshot):
         for relation in query.relations:
             if relation in self._drifted:
                 raise changed(self._held.source, relation, self._drifted[relation])
+        prepared = self._held.relations.keys() & set(query.relations)
+        if self._apart and 0 < len(prepared) < len(query.relations):
+            raise SourceUnavailableError(f"source {self._held.source!r}: {self._apart}")
         relations = {relation: self._readable(relation) for relation in query.relations}
         fetch = Fetch(self._held.connection, relations, query, keys)
         self._fetches.append(fetch)

@@ -102,13 +102,18 @@ class Shadow:
         created = [] if exists else [f"create {self._file}"]
         if dry_run and not exists:
             return created + [str(step) for step in planned]
-        with self._attached() as connection:
-            steps = _plan(self._source, self._read(connection), state, relations)
-            if steps and not dry_run:
-                with transaction(connection):
-                    for step in steps:
-                        step.run(connection)
-            self._names = tuple(kept.name for kept in self._read(connection).relations)
+        try:
+            with self._attached() as connection:
+                steps = _plan(self._source, self._read(connection), state, relations)
+                if steps and not dry_run:
+                    with transaction(connection):
+                        for step in steps:
+                            step.run(connection)
+                self._names = tuple(kept.name for kept in self._read(connection).relations)
+        except BaseException:
+            if not exists:
+                self.remove()
+            raise
         return created + [str(step) for step in steps]
 
     def remove(self, *, dry_run: bool = False) -> list[str]:

@@ -1,0 +1,1 @@
+"""The SQLAlchemy adapter: any database with a SQLAlchemy dialect, compared with a shadow."""

@@ -1,0 +1,110 @@
+"""What differs between databases: the isolation that reads one state, time limits, session settings.
+
+One cycle reads all prepared relations in one transaction, and must see one state of the database: no
+transaction in part. Each dialect has its own name for the level that gives it:
+
+    postgresql      REPEATABLE READ, a snapshot taken by the first statement
+    mysql, mariadb  REPEATABLE READ, likewise, for transactional storage engines; others have no snapshots
+    sqlite          any, once there is a transaction: BEGIN must be sent, which the driver omits
+    oracle          SERIALIZABLE, a snapshot as of the transaction's begin
+    mssql           SNAPSHOT, which the database's owner has to allow; SERIALIZABLE would lock what it reads
+    ibm_db_sa       its REPEATABLE READ locks what it reads; the owner must choose that
+
+Where nothing is known, or what is known would hold up writers, nothing is assumed: the option `isolation`
+names the level, or says `none`, and then nothing is promised but that the view converges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+
+from adapters.sqlalchemy.options import NO_ISOLATION
+
+Settings = Callable[[Connection, float], None]
+"""Prepares a transaction that has begun, before anything is read; takes the statement timeout, 0 for none."""
+
+
+@dataclass(frozen=True)
+class DialectRules:
+    """How one dialect is read.
+
+    `isolation`: the level that reads one state, "" if none is known. `settings`: what each transaction sets.
+    `has_timeout`: whether the database can end statements by time. `begin`: sent when a transaction begins,
+    where the driver would not.
+    """
+
+    isolation: str = ""
+    settings: Settings = lambda connection, timeout: None
+    has_timeout: bool = False
+    begin: str = ""
+    connect: dict[str, Any] | None = None
+
+
+def _postgresql(connection: Connection, timeout: float) -> None:
+    connection.exec_driver_sql("SET LOCAL TIME ZONE 'UTC'")
+    connection.exec_driver_sql("SET LOCAL extra_float_digits = 1")
+    connection.exec_driver_sql(f"SET LOCAL statement_timeout = {int(timeout * 1000)}")
+
+
+def _mysql(connection: Connection, timeout: float) -> None:
+    connection.exec_driver_sql("SET SESSION time_zone = '+00:00'")
+    if getattr(connection.dialect, "is_mariadb", False):
+        connection.exec_driver_sql(f"SET SESSION max_statement_time = {timeout:f}")
+    else:
+        connection.exec_driver_sql(f"SET SESSION max_execution_time = {int(timeout * 1000)}")
+
+
+def _oracle(connection: Connection, timeout: float) -> None:
+    connection.exec_driver_sql("ALTER SESSION SET TIME_ZONE = '+00:00'")
+    connection.connection.dbapi_connection.call_timeout = int(timeout * 1000)  # type: ignore[union-attr]
+
+
+def _mssql(connection: Connection, timeout: float) -> None:
+    connection.connection.dbapi_connection.timeout = int(timeout)  # type: ignore[union-attr]
+
+
+_MYSQL = DialectRules("REPEATABLE READ", _mysql, has_timeout=True, connect={"connect_timeout": 10})
+RULES = {
+    "postgresql": DialectRules(
+        "REPEATABLE READ", _postgresql, has_timeout=True, connect={"connect_timeout": 10}
+    ),
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
+    "sqlite": DialectRules("SERIALIZABLE", begin="BEGIN"),
+    "oracle": DialectRules("SERIALIZABLE", _oracle, has_timeout=True),
+    "mssql": DialectRules("SNAPSHOT", _mssql, has_timeout=True),
+}
+UNKNOWN = DialectRules()
+
+SNAPSHOT_STORAGE = frozenset({"innodb", "myrocks", "rocksdb", "tokudb"})
+"""MySQL's and MariaDB's storage engines whose tables are read as of one snapshot."""
+
+
+def rules_of(dialect: str) -> DialectRules:
+    """How a dialect is read, as far as it is known."""
+    return RULES.get(dialect, UNKNOWN)
+
+
+def level_of(dialect: str, configured: str) -> str:
+    """The isolation level to read by: as configured, or what the dialect is known to have; "" if none."""
+    return configured or rules_of(dialect).isolation
+
+
+def install(engine: Engine, level: str) -> None:
+    """Let every transaction of the engine begin as the dialect needs it."""
+    rules = rules_of(engine.dialect.name)
+    if not rules.begin or level == NO_ISOLATION:
+        return
+
+    # The driver is told to leave transactions alone: it would begin none for a SELECT.
+    @event.listens_for(engine, "connect")
+    def _connected(connection: Any, record: Any) -> None:
+        connection.isolation_level = None
+
+    @event.listens_for(engine, "begin")
+    def _begun(connection: Connection) -> None:
+        connection.exec_driver_sql(rules.begin)

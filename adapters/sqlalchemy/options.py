@@ -1,0 +1,167 @@
+"""What a user can set for a SQLAlchemy source, checked once and typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from adapters.rate_limit import FOOTPRINT_OPTIONS, Footprint
+from adapters.spi import SourceConfig
+from algebra.errors import ConfigurationError
+
+DIFF = "diff"
+NO_ISOLATION = "none"
+MODIFIED_AT, VERSION = "modified_at", "version"
+_NOT_OPTIONS = {"url", "footprint"}
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A column that tells whether a row changed: every change of a row gives it another value.
+
+    `overlap`: for so many seconds after a value was first seen, a later change of the row may leave it as it
+    is; 0 means never.
+    """
+
+    column: str
+    overlap: float
+
+
+@dataclass(frozen=True)
+class Options:
+    """One SQLAlchemy source as configured.
+
+    `shadow`: the file that keeps the state and the differences. `poll_interval`: seconds between two cycles;
+    snapshots in between show the state of the last one; 0 means that each snapshot is a cycle. `isolation`:
+    the level under which one transaction reads one state, "" for what the dialect is known to have, or `none`
+    if it has none. `schemas`: further schemas, whose tables are shown as `schema.table`. `exclude`:
+    columns (`relation.column`) that are not shown. `hints`: by relation. `full_every`: seconds after which a
+    relation with a hint is compared as a whole; 0 means every time. `chunk_rows`: rows fetched at a time, at
+    most. `numeric_scale`: digits after the point of numbers that are declared without. `memory_limit`: what a
+    comparison may keep in memory before it spills to disk beside the shadow. `trim`, `trim_entries`,
+    `trim_seconds`: whether acknowledged history is deleted from the shadow, and when that is due.
+    `lock_timeout`: seconds to wait for a shadow that another process holds. `footprint`: the common options.
+    """
+
+    url: URL
+    shadow: Path
+    footprint: Footprint
+    poll_interval: float = 5.0
+    isolation: str = ""
+    schemas: tuple[str, ...] = ()
+    exclude: frozenset[str] = frozenset()
+    hints: Mapping[str, Hint] = field(default_factory=dict)
+    full_every: float = 3600.0
+    chunk_rows: int = 10_000
+    numeric_scale: int = 10
+    memory_limit: str = "1GiB"
+    trim: bool = True
+    trim_entries: int = 1_000
+    trim_seconds: float = 60.0
+    lock_timeout: float = 30.0
+
+
+def parse(config: SourceConfig) -> Options:
+    """The options of a configured source; ConfigurationError names the first thing that is wrong."""
+    where = f"source {config.name!r}"
+    try:
+        url = make_url(config.url)
+    except ArgumentError:
+        # Without the text itself, which may hold a password.
+        raise ConfigurationError(
+            f"{where}: the url is not of the form dialect+driver://user@host/database"
+        ) from None
+    if config.capture not in (None, DIFF):
+        raise ConfigurationError(f"{where}: capture {config.capture!r} is not {DIFF}")
+    given = dict(config.options)
+    known = {f.name for f in fields(Options)} - _NOT_OPTIONS | set(FOOTPRINT_OPTIONS) | {"overlap"}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise ConfigurationError(
+            f"{where}: unknown option {unknown[0]!r}; a sqlalchemy source has: {', '.join(sorted(known))}"
+        )
+    read = _Reader(where, given)
+    overlap = read.number("overlap", 300.0)
+    return Options(
+        url=url,
+        shadow=Path(read.text("shadow", default_shadow(config.name))),
+        footprint=Footprint.of(config),
+        poll_interval=read.number("poll_interval", Options.poll_interval),
+        isolation=read.text("isolation", Options.isolation),
+        schemas=read.names("schemas"),
+        exclude=frozenset(read.names("exclude")),
+        hints=read.hints(overlap),
+        full_every=read.number("full_every", Options.full_every),
+        chunk_rows=read.count("chunk_rows", Options.chunk_rows, least=1),
+        numeric_scale=read.count("numeric_scale", Options.numeric_scale, least=0),
+        memory_limit=read.text("memory_limit", Options.memory_limit),
+        trim=read.flag("trim", Options.trim),
+        trim_entries=read.count("trim_entries", Options.trim_entries, least=0),
+        trim_seconds=read.number("trim_seconds", Options.trim_seconds),
+        lock_timeout=read.number("lock_timeout", Options.lock_timeout),
+    )
+
+
+def default_shadow(source: str) -> str:
+    """The shadow's file, in the working directory.
+
+    >>> default_shadow("shop")
+    'shop.lockstep-shadow.duckdb'
+    """
+    return re.sub(r"[^\w.-]", "_", source) + ".lockstep-shadow.duckdb"
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Options as they were given, with errors that say what they should be."""
+
+    where: str
+    given: Mapping[str, Any]
+
+    def text(self, name: str, default: str) -> str:
+        value = self.given.get(name, default)
+        return value if isinstance(value, str) else self._wrong(name, value, "a text")
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.given.get(name, default)
+        return value if isinstance(value, bool) else self._wrong(name, value, "true or false")
+
+    def number(self, name: str, default: float) -> float:
+        value = self.given.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            self._wrong(name, value, "a time in seconds")
+        return float(value)
+
+    def count(self, name: str, default: int, *, least: int) -> int:
+        value = self.given.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            self._wrong(name, value, f"a number of at least {least}")
+        return int(value)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        value = self.given.get(name, ())
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            self._wrong(name, value, "a list of names")
+        return tuple(value)
+
+    def hints(self, overlap: float) -> Mapping[str, Hint]:
+        value = self.given.get("hints", {})
+        wanted = f"like {{relation: {{{MODIFIED_AT}: column}}}} or {{relation: {{{VERSION}: column}}}}"
+        if not isinstance(value, dict):
+            self._wrong("hints", value, wanted)
+        found = {}
+        for relation, hint in value.items():
+            if not isinstance(hint, dict) or len(hint) != 1 or next(iter(hint)) not in (MODIFIED_AT, VERSION):
+                self._wrong(f"hints.{relation}", hint, wanted)
+            ((kind, column),) = hint.items()
+            found[str(relation)] = Hint(str(column), overlap if kind == MODIFIED_AT else 0.0)
+        return found
+
+    def _wrong(self, name: str, value: object, wanted: str) -> Any:
+        raise ConfigurationError(f"{self.where}: option {name} is {value!r}, not {wanted}")
