@@ -17,8 +17,8 @@ import duckdb
 import pyarrow as pa
 
 from adapters.global_marks import MARKER, Mark, parts
+from adapters.local_join import evaluate
 from adapters.memory.database import Capture, MemoryDatabase, Transaction, Version
-from adapters.memory.evaluation import evaluate
 from adapters.spi import (
     Adapter,
     Boundaries,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pyarrow as pa
@@ -132,7 +133,7 @@ def dry_runs_show_every_statement(bench: Bench) -> None:
     """The steps that a dry run shows are, word by word, those that are then taken."""
     bench.create(ITEM, NOTE, PART)
     for relations in (("item",), ("item", "note", "part")):
-        planned = bench.patiently(lambda r=relations: bench.adapter.prepare(r, dry_run=True))
+        planned = bench.patiently(functools.partial(bench.adapter.prepare, relations, dry_run=True))
         done = bench.prepare(*relations)
         require(planned == done, f"prepare of {relations} announced {planned} and did {done}")
     planned = bench.patiently(lambda: bench.adapter.remove(dry_run=True))

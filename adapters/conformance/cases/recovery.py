@@ -120,6 +120,7 @@ def a_lost_connection_ends_no_waiting(bench: Bench) -> None:
     bench.require_has("disconnect", bench.quirks.no_disconnect)
     start = bench.start(*BANK)
     for number in range(2):
+        bench.wait(0.0)  # so that no wake of the round before is left
         with waiting(bench) as returned:
             bench.harness.disconnect()
             _write(bench, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import closing
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ def a_missing_right_is_one_clear_line(bench: Bench) -> None:
         with closing(bench.harness.without_right(right)) as adapter:
             try:
                 bench.patiently(adapter.catalog)
-                bench.patiently(lambda adapter=adapter: adapter.prepare(("item", "note")))
+                bench.patiently(functools.partial(adapter.prepare, ("item", "note")))
             except ConfigurationError as error:
                 require("\n" not in str(error), f"without {right}, the error has several lines: {error}")
             except Exception as error:

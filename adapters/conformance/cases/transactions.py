@@ -155,6 +155,7 @@ def savepoints_take_back_a_part(bench: Bench) -> None:
             Insert("account", (row,)),
             Savepoint("a"),
             Insert("account", (lost,)),
+            Insert("posting", ((2, "lost", 2),)),
             Update("account", row, (1, "lost", 7)),
             RollbackTo("a"),
             Insert("posting", ((1, "kept", 1),)),
