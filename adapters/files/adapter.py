@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import duckdb
@@ -84,7 +85,8 @@ class FilesAdapter(Adapter):
         self._clock = clock
         self._folder = Folder(config.name, options)
         self._memory = Memory()
-        self._engine = Engine(config.name, clock)
+        spill = Path(f"{options.shadow}.tmp")
+        self._engine = Engine(config.name, clock, memory_limit=options.memory_limit, spill=spill)
         policy = TrimPolicy(
             clock, trim=options.trim, entries=options.trim_entries, seconds=options.trim_seconds
         )

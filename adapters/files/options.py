@@ -7,6 +7,7 @@ it, as the default of all.
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
@@ -73,6 +74,7 @@ class Options:
     `quarantine_limit`: with more of them, the files are refused after all. `max_line_mb`: a longer line is
     an error. `poll_seconds`: how often the folder is looked at where the system does not report changes.
     `trim`, `trim_entries`, `trim_seconds`: when acknowledged history is deleted from the shadow.
+    `memory_limit`: what a comparison keeps in memory; beyond it, it spills to a folder beside the shadow.
     """
 
     folder: Path
@@ -89,10 +91,11 @@ class Options:
     trim: bool = True
     trim_entries: int = 1000
     trim_seconds: float = 60.0
+    memory_limit: str = "1GiB"
 
 
-_OWN = ("relations", "discover", "commit_file", "shadow", "quarantine", "patience", "quarantine_limit",
-        "max_line_mb", "poll_seconds", "trim", "trim_entries", "trim_seconds")  # fmt: skip
+_DERIVED = ("folder", "defaults")
+_OWN = tuple(f.name for f in fields(Options) if f.name not in _DERIVED)
 _PER_RELATION = tuple(f.name for f in fields(RelationOptions))
 _SHARED = tuple(name for name in _PER_RELATION if name not in ("path", "columns", "key", "sheet", "exclude"))
 
@@ -133,6 +136,7 @@ def parse(config: SourceConfig) -> Options:
         trim=given.flag("trim", True),
         trim_entries=int(given.number("trim_entries", 1000, whole=True)),
         trim_seconds=given.number("trim_seconds", 60.0),
+        memory_limit=_size(given),
     )
 
 
@@ -166,6 +170,13 @@ def _outside(config: SourceConfig, folder: Path, option: str, path: Path) -> Pat
             "put it elsewhere"
         )
     return path
+
+
+def _size(given: _Given) -> str:
+    value = given.text("memory_limit", Options.memory_limit)
+    if not re.fullmatch(r"\d+(\.\d+)?\s*[KMGT]i?B", value):
+        raise given.error("memory_limit", value, "a size such as 512MiB or 2GiB")
+    return value
 
 
 def _commit_file(given: _Given) -> str | None:

@@ -114,6 +114,7 @@ class JsonLinesHarness(FilesHarness):
     format = "jsonl"
     quirks = replace(
         FilesHarness.quirks,
+        workload=6,
         no_drift={
             "retype-column": _UNTYPED,
             "drop-column": "a key that no object has any more is NULL, as one that some lack",
@@ -135,6 +136,7 @@ class ExcelHarness(FilesHarness):
     format = "excel"
     quirks = replace(
         FilesHarness.quirks,
+        workload=6,
         stored={
             pa.string(): Stored(
                 pa.string(),
