@@ -60,6 +60,23 @@ class _Unprepared(Extent):
             raise changed(self._source, error.relation, error.problem) from error
 
 
+class _Layered(Mapping[str, RelationSchema]):
+    """Prepared relations as they were prepared; others as they are, worked out when they are asked for."""
+
+    def __init__(self, first: Mapping[str, RelationSchema], second: Mapping[str, RelationSchema]) -> None:
+        self._first = first
+        self._second = second
+
+    def __getitem__(self, name: str) -> RelationSchema:
+        return self._first[name] if name in self._first else self._second[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**dict.fromkeys(self._first), **dict.fromkeys(self._second)})
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class PublishingError(Exception):
     """The owner is changing files and has removed the commit file: there is nothing to read now."""
 
@@ -199,25 +216,37 @@ class FilesAdapter(Adapter):
         # A change after the look wakes `wait` too often, never too seldom.
         self._seen = (state.signature, 0 if state.settled else state.settles_ns)
         self._wait_for_absent(state, held.relations)
-        drifted = held.drifted(state)
+        drifted = {} if self._is_shown(held, state) else held.drifted(state)
         if held.prepared and not drifted:
             try:
                 self._cycle(held, state)
             except DriftedError as error:
                 drifted = {error.relation: error.problem}
+        schemas = state.schemas
+        if not drifted:
+            schemas = _Layered(_schemas(held), schemas)
         return ShadowSnapshot(
             held,
-            Catalog(self.config.name, state.schemas),
+            Catalog(self.config.name, schemas),
             drifted,
             lambda relation: _Unprepared(self.config.name, state.rows(relation)),
         )
+
+    def _is_shown(self, held: OpenShadow, state: FolderState) -> bool:
+        """Whether the shadow has what the commit file stands for: then nothing else is looked at."""
+        for name, kept in held.relations.items():
+            note, now = Note.of(kept.note), state.note(name)
+            if note is None or note.reading != now.reading or not note.is_committed_by(now.marker):
+                return False
+        return True
 
     def _cycle(self, held: OpenShadow, state: FolderState) -> None:
         """Bring the shadow to the folder's state, in one transaction; only what changed is read."""
         kept = {name: Note.of(relation.note) for name, relation in held.relations.items()}
         now = {name: state.note(name) for name in kept}
         stale = [name for name, note in kept.items() if note is None or not note.is_of(now[name])]
-        moved = [name for name, note in kept.items() if name not in stale and note != now[name]]
+        # Not those under the same commit file: their files may have changed, and were not read again.
+        moved = [n for n, note in kept.items() if n not in stale and note and note.marker != now[n].marker]
         if not stale and not moved:
             return
         if not all(now[name].settled for name in stale) and state.size(stale) > SMALL_BYTES:
@@ -238,12 +267,11 @@ class FilesAdapter(Adapter):
         if not held.prepared or len({note.marker if note else None for note in notes}) > 1 or None in notes:
             raise PublishingError(f"there is no {self._options.commit_file}: the files are being changed")
         self._seen = ("None", 0)
-        schemas = {name: _schema(kept) for name, kept in held.relations.items()}
 
         def read(relation: str) -> Extent:
             raise SourceUnavailableError(f"source {self.config.name!r}: the files are being changed")
 
-        return ShadowSnapshot(held, Catalog(self.config.name, schemas), {}, read)
+        return ShadowSnapshot(held, Catalog(self.config.name, _schemas(held)), {}, read)
 
     def _wait_for_absent(self, state: FolderState, relations: Mapping[str, Kept]) -> None:
         """A prepared relation without its file may be about to be replaced: look again, for a while."""
@@ -287,9 +315,14 @@ class FilesAdapter(Adapter):
         return state.signature != signature or bool(trusted and time.time_ns() > trusted)
 
 
-def _schema(kept: Kept) -> RelationSchema:
-    columns = tuple(Column(f.name, f.type, f.name not in kept.key) for f in kept.arrow)
-    return RelationSchema(kept.name, columns, kept.key)
+def _schemas(held: OpenShadow) -> dict[str, RelationSchema]:
+    """The prepared relations as they were prepared."""
+    return {
+        name: RelationSchema(
+            name, tuple(Column(f.name, f.type, f.name not in kept.key) for f in kept.arrow), kept.key
+        )
+        for name, kept in held.relations.items()
+    }
 
 
 def _all(rows: Mapping[str, Sequence[T]]) -> list[T]:

@@ -86,8 +86,8 @@ class Memory:
 class Note:
     """What the shadow keeps with a relation's state: the state of the files that it was read from.
 
-    `files`: their identities. `settled`: whether these are sure to be told from any later ones. `reading`:
-    the options they were read with. `marker`: the commit file of that state, if one is configured.
+    `files`: their identities. `marker`: the commit file of that state, if one is configured. `settled`:
+    whether these are sure to be told from any later ones. `reading`: the options they were read with.
     """
 
     files: str
@@ -100,7 +100,12 @@ class Note:
 
     def is_of(self, other: Note) -> bool:
         """Whether the rows kept with this note are sure to be those of the state that `other` is of."""
-        return self.settled and (self.files, self.reading) == (other.files, other.reading)
+        same = self.files == other.files or self.is_committed_by(other.marker)
+        return same and self.settled and self.reading == other.reading
+
+    def is_committed_by(self, marker: str) -> bool:
+        """Whether this commit file is the one that these rows were read under: files do not count then."""
+        return bool(self.marker) and self.marker == marker
 
     @classmethod
     def of(cls, text: str) -> Note | None:
@@ -173,6 +178,8 @@ class FolderState(SourceState):
         reading = "" if files is None else hashlib.sha256(repr(files.options).encode()).hexdigest()[:16]
         signature = "" if files is None else files.signature
         settled = files is None or files.settles_ns < self._now_ns
+        if self.marker is not None:
+            settled = settled and self.marker.identity.settles_ns < self._now_ns
         return Note(signature, settled, reading, str(self.marker or ""))
 
     def absent(self, relations: Mapping[str, Kept]) -> list[str]:

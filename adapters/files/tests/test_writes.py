@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from adapters.files.folder import Folder
+from adapters.files.folder import Folder, Identity
 from adapters.files.tests.conftest import MakeAdapter
 from adapters.files.tests.owner import replace_file
 from adapters.files.tests.support import changes, fetch, rows, start
@@ -253,6 +254,12 @@ def test_a_file_that_is_deleted_and_written_anew_is_waited_for(make: MakeAdapter
     timer.join()
 
 
+def _settle(path: Path) -> None:
+    """Return when the file is old enough for its identity to be trusted."""
+    while Identity.of(path.stat()).settles_ns >= time.time_ns():
+        time.sleep(0.005)  # nothing but time makes a file older
+
+
 class TestCommitFile:
     """Several files as one transaction: while the commit file is gone, nothing is read."""
 
@@ -278,6 +285,23 @@ class TestCommitFile:
         replace_file(folder / "b.csv", b"id\n2\n")
         replace_file(folder / "DONE", b"2")
         assert changes(adapter, position) == [{"a": {(1,): -1, (2,): 1}, "b": {(1,): -1, (2,): 1}}]
+
+    def test_files_that_are_changed_too_early_wait_for_the_commit_file(
+        self, make: MakeAdapter, folder: Path
+    ) -> None:
+        """An owner that does not remove the commit file first: what it does shows when the file is new."""
+        self._write(folder, 1)
+        (folder / "DONE").write_text("1")
+        adapter = make(self.SETTINGS, commit_file="DONE")
+        position = start(adapter, "a", "b")
+        _settle(folder / "DONE")
+        assert changes(adapter, position) == []
+        replace_file(folder / "a.csv", b"id,more\n2,x\n")
+        assert changes(adapter, position) == []
+        replace_file(folder / "a.csv", b"id\n2\n")
+        assert changes(adapter, position) == []
+        replace_file(folder / "DONE", b"2")
+        assert changes(adapter, position) == [{"a": {(1,): -1, (2,): 1}}]
 
     def test_without_a_commit_file_nothing_is_prepared(self, make: MakeAdapter, folder: Path) -> None:
         self._write(folder, 1)
