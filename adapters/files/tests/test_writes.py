@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -171,6 +172,40 @@ def test_a_second_file_that_is_replaced_before_it_is_read_starts_the_cycle_over(
         {"a": {(1,): -1, (3,): 1}, "b": {(1,): -1, (3,): 1}},
         {"a": {(1,): -1, (2,): 1}, "b": {(1,): -1, (2,): 1}},
     )
+
+
+def test_every_state_under_a_busy_owner_is_one_that_was_there(make: MakeAdapter, folder: Path) -> None:
+    """Each number is appended to one file, then put into the other, then into a third by a rename."""
+    for name in ("a", "b", "c"):
+        (folder / f"{name}.csv").write_bytes(b"id\n")
+    adapter = make({n: {"columns": {"id": "BIGINT"}} for n in ("a", "b", "c")}, patience=PATIENT)
+    position = start(adapter, "a", "b", "c")
+    schemas = [adapter.catalog().relation(name) for name in ("a", "b", "c")]
+    done = threading.Event()
+
+    def write() -> None:
+        for i in range(120):
+            _append(folder / "a.csv", b"%d\n" % i)
+            _append(folder / "b.csv", b"%d\n" % i)
+            replace_file(folder / "c.csv", (folder / "b.csv").read_bytes())
+        done.set()
+
+    owner = threading.Thread(target=write)
+    owner.start()
+    last, seen = False, 0
+    while not last:
+        last = done.is_set()
+        with adapter.snapshot() as snapshot:
+            a, b, c = (set(fetch(snapshot, schema)) for schema in schemas)
+            summed = Counter[tuple[Any, ...]]()
+            for transaction in snapshot.changes(position).transactions():
+                summed.update(transaction.deltas["a"].to_dict() if "a" in transaction.deltas else {})
+        assert c <= b <= a
+        assert len(a) - 1 <= len(b) <= len(c) + 1
+        assert set(+summed) == a
+        seen = max(seen, len(c))
+    owner.join()
+    assert seen == 120
 
 
 def test_quick_changes_of_the_same_size_are_not_overlooked(make: MakeAdapter, folder: Path) -> None:
