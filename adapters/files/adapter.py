@@ -23,7 +23,7 @@ from adapters.shadow.layout import Kept
 from adapters.shadow.snapshot import ShadowSnapshot
 from adapters.shadow.store import OpenShadow, Shadow
 from adapters.spi import Adapter, Boundaries, Capabilities, CaptureProfile, Snapshot, SourceConfig
-from algebra.errors import ConfigurationError, SourceUnavailableError
+from algebra.errors import ConfigurationError, DataError, SourceUnavailableError
 from algebra.position import Position
 from algebra.schema import Catalog, Column, RelationSchema
 
@@ -112,6 +112,8 @@ class FilesAdapter(Adapter):
         self._watch = FolderWatch(options.folder, options.poll_seconds, clock, reports=reports)
         self._seen: tuple[str, int] | None = None
         """The signature of the state that was shown last, and the time from which on it can be trusted."""
+        self._refused: tuple[tuple[tuple[str, str], ...], DataError] | None = None
+        """Files that cannot be taken, with the reason: they are not read again while they stay as they are."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -252,14 +254,23 @@ class FilesAdapter(Adapter):
         if not all(now[name].settled for name in stale) and state.size(stale) > SMALL_BYTES:
             # Read a moment later, they need not be read a second time to be sure of them.
             raise ChangedError("the files were changed a moment ago")
-        with held.cycle() as cycle:
-            for name in stale:
-                cycle.replace(name, state.rows(name), note=str(now[name]))
-            for name in moved:
-                cycle.note(name, str(now[name]))
-            state.verify()
-            # Told before it is so: a crash in between must not leave out rows that nobody is told of.
-            self._quarantine.replace(stale, _all(state.malformed))
+        files = tuple((name, str(now[name])) for name in stale)
+        if self._refused is not None and self._refused[0] == files:
+            raise self._refused[1]
+        try:
+            with held.cycle() as cycle:
+                for name in stale:
+                    cycle.replace(name, state.rows(name), note=str(now[name]))
+                for name in moved:
+                    cycle.note(name, str(now[name]))
+                state.verify()
+                # Told before it is so: a crash in between must not leave out rows that nobody is told of.
+                self._quarantine.replace(stale, _all(state.malformed))
+        except DataError as error:
+            if all(now[name].settled for name in stale):
+                self._refused = (files, error)
+            raise
+        self._refused = None
 
     def _last_published(self, held: OpenShadow) -> ShadowSnapshot:
         """While files are being changed: what was last read as a whole."""

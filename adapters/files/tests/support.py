@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from adapters.files.adapter import FilesAdapter
+from adapters.files.folder import Identity
 from adapters.spi import Snapshot
 from algebra.expressions import ColumnRef
 from algebra.local_view import LocalView, Occurrence, OutputColumn
@@ -56,3 +59,9 @@ def changes(adapter: FilesAdapter, after: Position) -> list[dict[str, dict[tuple
             {name: delta.to_dict() for name, delta in transaction.deltas.items()}
             for transaction in snapshot.changes(after).transactions()
         ]
+
+
+def settle(path: Path) -> None:
+    """Return when the file is old enough for its identity to be trusted."""
+    while Identity.of(path.stat()).settles_ns >= time.time_ns():
+        time.sleep(0.005)  # nothing but time makes a file older

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from adapters.files.adapter import FilesAdapter
+from adapters.files.folder import Folder
 from adapters.files.tests.conftest import MakeAdapter
 from adapters.files.tests.owner import replace_file
-from adapters.files.tests.support import changes, rows, start
+from adapters.files.tests.support import changes, rows, settle, start
 from adapters.files.tests.workbook import workbook
 from algebra.errors import DataError
 
@@ -64,6 +65,31 @@ def test_a_malformed_csv_row_is_left_out_and_told(
         ("item.csv", 7, reason),
     ]
     assert told[0]["raw"] == bad.decode("utf-8", "backslashreplace").rstrip("\n")
+
+
+def test_a_refused_file_is_not_read_again_while_it_stays_so(
+    make: MakeAdapter, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "item.csv"
+    path.write_bytes(GOOD)
+    adapter = _csv(make)
+    position = start(adapter, "item")
+    replace_file(path, GOOD + b"x,b,\n")
+    settle(path)
+    opened = []
+    original = Folder.open
+
+    def count(self: Folder, file: str) -> BinaryIO:
+        opened.append(file)
+        return original(self, file)
+
+    monkeypatch.setattr(Folder, "open", count)
+    for _ in range(3):
+        with pytest.raises(DataError, match=r"item\.csv:3: "), adapter.snapshot():
+            pass
+    assert len(opened) == 2, "once for its header, once for its rows"
+    replace_file(path, GOOD + b"2,b,\n")
+    assert changes(adapter, position) == [{"item": {(2, "b", None): 1}}]
 
 
 def test_an_unclosed_quote_is_named_where_it_opens(make: MakeAdapter, folder: Path, tmp_path: Path) -> None:

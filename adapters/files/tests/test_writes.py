@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,10 +14,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from adapters.files.folder import Folder, Identity
+from adapters.files.folder import Folder
 from adapters.files.tests.conftest import MakeAdapter
 from adapters.files.tests.owner import replace_file
-from adapters.files.tests.support import changes, fetch, rows, start
+from adapters.files.tests.support import changes, fetch, rows, settle, start
 from adapters.files.tests.workbook import workbook
 from algebra.errors import DataError, SchemaChangedError, SourceUnavailableError
 
@@ -289,12 +288,6 @@ def test_a_file_that_is_deleted_and_written_anew_is_waited_for(make: MakeAdapter
     timer.join()
 
 
-def _settle(path: Path) -> None:
-    """Return when the file is old enough for its identity to be trusted."""
-    while Identity.of(path.stat()).settles_ns >= time.time_ns():
-        time.sleep(0.005)  # nothing but time makes a file older
-
-
 class TestCommitFile:
     """Several files as one transaction: while the commit file is gone, nothing is read."""
 
@@ -329,7 +322,7 @@ class TestCommitFile:
         (folder / "DONE").write_text("1")
         adapter = make(self.SETTINGS, commit_file="DONE")
         position = start(adapter, "a", "b")
-        _settle(folder / "DONE")
+        settle(folder / "DONE")
         assert changes(adapter, position) == []
         replace_file(folder / "a.csv", b"id,more\n2,x\n")
         assert changes(adapter, position) == []
