@@ -113,7 +113,7 @@ class FilesAdapter(Adapter):
         self._seen: tuple[str, int] | None = None
         """The signature of the state that was shown last, and the time from which on it can be trusted."""
         self._refused: tuple[tuple[tuple[str, str], ...], DataError] | None = None
-        """Files that cannot be taken, with the reason: they are not read again while they stay as they are."""
+        """Files that cannot be taken, with the reason: they are not read again while they stay so."""
 
     @property
     def capabilities(self) -> Capabilities:

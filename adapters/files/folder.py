@@ -122,7 +122,7 @@ class Folder:
                         f"source {self._source!r} has two files that are called {name!r}; name each under "
                         "`relations` in the options"
                     )
-                identity = self._identity(file)
+                identity = self.identity(file)
                 if identity is not None:
                     options = _with_tabs(self._options.defaults, [file])
                     relations[name] = RelationFiles(name, options, format_, {file: identity})
@@ -154,10 +154,6 @@ class Folder:
             raise self._unreadable(file, error) from error
         return os.fdopen(descriptor, "rb")
 
-    def identity(self, file: str) -> Identity | None:
-        """What the file looks like now, or None if it is gone."""
-        return self._identity(file)
-
     def _configured(self, name: str, options: RelationOptions, found: list[str]) -> RelationFiles:
         format_ = options.format or (format_of(options.path) if options.path else "")
         if options.path:
@@ -176,7 +172,7 @@ class Folder:
                     "set option path"
                 )
             format_ = format_ or (format_of(files[0]) if files else None) or "csv"
-        identities = {file: identity for file in files if (identity := self._identity(file)) is not None}
+        identities = {file: identity for file in files if (identity := self.identity(file)) is not None}
         return RelationFiles(name, _with_tabs(options, files), format_, identities)
 
     def _files(self) -> list[str]:
@@ -199,7 +195,8 @@ class Folder:
             raise self._unreadable(".", error) from error
         return sorted(found)
 
-    def _identity(self, file: str) -> Identity | None:
+    def identity(self, file: str) -> Identity | None:
+        """What the file looks like now, or None if it is gone."""
         path = self._inside(file)
         try:
             found = path.stat()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -14,7 +16,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from adapters.files.folder import Folder
+from adapters.files import readers
+from adapters.files.csv_files import CsvReader
+from adapters.files.folder import TICK_NS, Folder, Identity
+from adapters.files.readers import Task
 from adapters.files.tests.conftest import MakeAdapter
 from adapters.files.tests.owner import replace_file
 from adapters.files.tests.support import changes, fetch, rows, settle, start
@@ -118,16 +123,27 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_as_it_was(
 
 
 def test_a_file_that_is_changed_in_place_while_it_is_read_is_read_again(
-    make: MakeAdapter, folder: Path, interference: Interference
+    make: MakeAdapter, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = folder / "item.csv"
     path.write_bytes(b"id\n1\n")
     adapter = make({"item": {"columns": {"id": "BIGINT"}}}, patience=PATIENT)
-    position = start(adapter, "item")
-    replace_file(path, b"id\n10\n")
-    # Shorter than it was: what was read of it is void.
-    interference.later(lambda: path.write_bytes(b"id\n2\n"))
-    assert changes(adapter, position) == [{"item": {(1,): -1, (2,): 1}}]
+    start(adapter, "item")
+    old, new = (b"id\n" + b"".join(b"%d\n" % i for i in range(k, k + 500)) for k in (1000, 2000))
+    replace_file(path, old)
+    overwrites = [new]
+    batches = CsvReader.batches
+
+    def overwritten(reader: CsvReader, file: BinaryIO, task: Task) -> Iterator[pa.RecordBatch]:
+        for batch in batches(reader, file, task):
+            yield batch
+            if overwrites:
+                path.write_bytes(overwrites.pop())
+
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(CsvReader, "batches", overwritten)
+    assert set(rows(adapter, "item")) == {(i,) for i in range(2000, 2500)}
+    assert not overwrites
 
 
 def test_a_state_of_two_files_is_one_that_was_there(
@@ -173,6 +189,26 @@ def test_a_second_file_that_is_replaced_before_it_is_read_starts_the_cycle_over(
     )
 
 
+def test_a_state_in_which_files_changed_between_their_looks_is_none(
+    make: MakeAdapter, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First `a`, then `b` got a row, after `a` was looked at and before `b` was."""
+    for name in ("a", "b"):
+        (folder / f"{name}.csv").write_bytes(b"id\n1\n")
+    adapter = make({name: {"columns": {"id": "BIGINT"}} for name in ("a", "b")}, patience=PATIENT)
+    position = start(adapter, "a", "b")
+    todo = [lambda: _append(folder / "a.csv", b"2\n"), lambda: _append(folder / "b.csv", b"2\n")]
+    identity = Folder.identity
+
+    def changing(self: Folder, file: str) -> Identity | None:
+        while file == "b.csv" and todo:
+            todo.pop(0)()
+        return identity(self, file)
+
+    monkeypatch.setattr(Folder, "identity", changing)
+    assert changes(adapter, position) == [{"a": {(2,): 1}, "b": {(2,): 1}}]
+
+
 def test_every_state_under_a_busy_owner_is_one_that_was_there(make: MakeAdapter, folder: Path) -> None:
     """Each number is appended to one file, then put into the other, then into a third by a rename."""
     for name in ("a", "b", "c"):
@@ -207,16 +243,25 @@ def test_every_state_under_a_busy_owner_is_one_that_was_there(make: MakeAdapter,
     assert seen == 120
 
 
-def test_quick_changes_of_the_same_size_are_not_overlooked(make: MakeAdapter, folder: Path) -> None:
-    """Many replacements within one tick of the clock; the last one counts."""
+def test_a_change_that_leaves_size_and_times_as_they_were_is_not_overlooked(
+    make: MakeAdapter, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within one tick of the file system's clock, here a long one, a file looks the same after a change."""
+    tick = time.time_ns() + 3600 * 1_000_000_000 + 1
+    identity = Identity.of
+    frozen = lambda found: replace(identity(found), modified_ns=tick, changed_ns=tick)  # noqa: E731
+    monkeypatch.setattr(Identity, "of", frozen)
     path = folder / "item.csv"
     path.write_bytes(b"id\n0\n")
     adapter = make({"item": {"columns": {"id": "BIGINT"}}})
     start(adapter, "item")
-    for i in range(30):
+    for i in range(5):
         with path.open("r+b") as file:
-            file.write(b"id\n%d\n" % (i % 10))
-        assert rows(adapter, "item") == {(i % 10,): 1}
+            file.write(b"id\n%d\n" % i)
+        assert rows(adapter, "item") == {(i,): 1}
+        # And whoever waits is told to look again, though nothing seems to have changed.
+        assert adapter._seen is not None
+        assert adapter._seen[1] == tick + TICK_NS
 
 
 @pytest.mark.parametrize(
