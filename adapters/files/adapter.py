@@ -185,22 +185,17 @@ class FilesAdapter(Adapter):
         return state
 
     def _prepare(self, relations: Sequence[str], dry_run: bool) -> list[str]:
-        existed = self._options.shadow.exists()
         with self._shadow.opened() as held:
             before = held.relations
         state = self._look(before)
         self._wait_for_absent(state, before)
         try:
             steps = self._shadow.prepare(state, relations, dry_run=dry_run)
-        except BaseException as error:
-            if not existed:
-                self._shadow.remove()
-            if isinstance(error, DriftedError):
-                raise ConfigurationError(
-                    f"source {self.config.name!r}: relation {error.relation!r} {error.problem}, which option "
-                    "`columns` does not declare; declare it, or name it in option `exclude`"
-                ) from error
-            raise
+        except DriftedError as error:
+            raise ConfigurationError(
+                f"source {self.config.name!r}: relation {error.relation!r} {error.problem}, which option "
+                "`columns` does not declare; declare it, or name it in option `exclude`"
+            ) from error
         read = list(state.malformed)
         if read and not dry_run:
             self._quarantine.replace(read, _all(state.malformed))
@@ -251,7 +246,8 @@ class FilesAdapter(Adapter):
         moved = [n for n, note in kept.items() if n not in stale and note and note.marker != now[n].marker]
         if not stale and not moved:
             return
-        if not all(now[name].settled for name in stale) and state.size(stale) > SMALL_BYTES:
+        fresh = not all(now[name].settled for name in stale)
+        if fresh and state.size(stale) > SMALL_BYTES and not self._is_late:
             # Read a moment later, they need not be read a second time to be sure of them.
             raise ChangedError("the files were changed a moment ago")
         files = tuple((name, str(now[name])) for name in stale)
@@ -267,7 +263,7 @@ class FilesAdapter(Adapter):
                 # Told before it is so: a crash in between must not leave out rows that nobody is told of.
                 self._quarantine.replace(stale, _all(state.malformed))
         except DataError as error:
-            if all(now[name].settled for name in stale):
+            if not fresh:
                 self._refused = (files, error)
             raise
         self._refused = None

@@ -192,8 +192,6 @@ def _relation(given: _Given, base: RelationOptions, names: tuple[str, ...]) -> R
     for column in options.key:
         if options.columns and not options.header and column not in options.columns:
             raise given.error("key", column, "a column of the relation")
-    if options.format == "excel" and options.encoding != "utf-8" and "encoding" in given.values:
-        raise given.error("encoding", options.encoding, "an option of Excel files")
     return options
 
 

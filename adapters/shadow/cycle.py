@@ -127,7 +127,8 @@ class Cycle:
             self._run(f"CREATE OR REPLACE TEMP TABLE {_READ} AS SELECT {kept.cast} FROM {scan}")
         counted = one(
             self._connection,
-            f"SELECT (SELECT count(*) FROM {_READ}), count(*) FROM {_READ} AS r "
+            f"SELECT (SELECT count(*) FROM {_READ}), count(*) "
+            f"FROM (SELECT DISTINCT {', '.join(keys)} FROM {_READ}) AS r "
             f"JOIN {_STALE} AS o ON {_same('o', 'r', keys)}",
         )
         if tuple(counted) != (outdated.keys.num_rows, outdated.keys.num_rows):
@@ -175,32 +176,36 @@ class Cycle:
             f"JOIN (SELECT {parts} FROM {_FOUND}) AS f ON {same})"
         )
         self._run(f"INSERT INTO {kept.state} SELECT present, {columns} FROM {_FOUND} WHERE present > 0")
-        if kept.key:
-            self._check_key(kept)
+        check_key(self._connection, self._source, kept, f"(SELECT * FROM {_FOUND} WHERE present > 0)")
         if track:
             keys = ", ".join(kept.key_columns)
             self._run(
                 f"INSERT INTO {kept.recent} SELECT $1, {keys} FROM {_FOUND} WHERE present > 0", [self._now]
             )
 
-    def _check_key(self, kept: Kept) -> None:
-        """A key that does not tell rows apart would make views count wrongly; better none than that."""
-        keys = kept.key_columns
-        twice = one(
-            self._connection,
-            f"SELECT {_columns('s', keys)} FROM {kept.state} AS s "
-            f"SEMI JOIN (SELECT * FROM {_FOUND} WHERE present > 0) AS f ON {_same('f', 's', keys)} "
-            f"GROUP BY {_columns('s', keys)} HAVING sum(s.copies) > 1 LIMIT 1",
-        )
-        if twice is not None:
-            values = ", ".join(f"{name} = {value!r}" for name, value in zip(kept.key, twice, strict=True))
-            raise DataError(
-                f"relation {self._source}.{kept.name} has more than one row with {values}, "
-                "which is said to be its key"
-            )
-
     def _run(self, statement: str, values: Sequence[object] = ()) -> None:
         self._connection.execute(statement, list(values))
+
+
+def check_key(connection: duckdb.DuckDBPyConnection, source: str, kept: Kept, among: str = "") -> None:
+    """Raise DataError if the relation's key does not tell its rows apart; `among`: which rows to look at.
+
+    Views would count such rows wrongly; better none than that.
+    """
+    if not kept.key:
+        return
+    keys = kept.key_columns
+    restricted = f"SEMI JOIN {among} AS f ON {_same('f', 's', keys)} " if among else ""
+    twice = one(
+        connection,
+        f"SELECT {_columns('s', keys)} FROM {kept.state} AS s {restricted}"
+        f"GROUP BY {_columns('s', keys)} HAVING sum(s.copies) > 1 LIMIT 1",
+    )
+    if twice is not None:
+        values = ", ".join(f"{name} = {value!r}" for name, value in zip(kept.key, twice, strict=True))
+        raise DataError(
+            f"relation {source}.{kept.name} has more than one row with {values}, which is said to be its key"
+        )
 
 
 def _columns(alias: str, columns: Sequence[str]) -> str:

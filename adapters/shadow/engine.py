@@ -75,6 +75,8 @@ class Engine:
         if self._engine is None:
             self._engine = duckdb.connect(config=self._settings)
             self._engine.execute("SET GLOBAL TimeZone = 'UTC'")
+            # Where it takes the process for an interactive one, it would draw on the standard output.
+            self._engine.execute("SET enable_progress_bar = false")
             # In DuckDB 2.0.0 this one makes wrong rows of `row_number() OVER (ORDER BY rowid)` with a limit.
             self._engine.execute("SET GLOBAL disabled_optimizers = 'top_n_window_elimination'")
         return self._engine

@@ -20,12 +20,11 @@ from functools import cached_property
 import duckdb
 import pyarrow as pa
 
-from adapters.shadow.engine import one
 from adapters.shadow.extent import Extent
 from adapters.shadow.history import Shape
 from adapters.shadow.sql import NEW_EPOCH, path, text
 from adapters.shadow.types import FLOATS, arrow_type, duckdb_name
-from algebra.errors import ConfigurationError, DataError
+from algebra.errors import ConfigurationError
 from algebra.schema import RelationSchema
 
 SHADOW = "shadow"
@@ -56,23 +55,6 @@ class Step:
             return
         with self.rows.scanned(connection) as rows:
             connection.execute(self.sql.replace(_ROWS, rows))
-
-
-@dataclass(frozen=True)
-class CheckKey(Step):
-    """No change: DataError if the first state has two rows with the same key, which would count wrongly."""
-
-    kept: Kept | None = None
-
-    def run(self, connection: duckdb.DuckDBPyConnection) -> None:
-        assert self.kept is not None
-        twice = one(connection, self.sql)
-        if twice is not None:
-            values = ", ".join(f"{n} = {v!r}" for n, v in zip(self.kept.key, twice, strict=True))
-            raise DataError(
-                f"relation {self.kept.name!r} has more than one row with {values}, "
-                "which is said to be its key"
-            )
 
 
 @dataclass(frozen=True)
@@ -186,12 +168,6 @@ def create_relation(kept: Kept, rows: Extent) -> Iterator[Step]:
         f"GROUP BY {', '.join(kept.identity)}",
         rows,
     )
-    if kept.key:
-        keys_text = ", ".join(kept.key_columns)
-        yield CheckKey(
-            f"SELECT {keys_text} FROM {kept.state} GROUP BY {keys_text} HAVING sum(copies) > 1 LIMIT 1",
-            kept=kept,
-        )
     definition = json.dumps([kept.shape, kept.stored, kept.key], ensure_ascii=False)
     yield Step(f"INSERT INTO {RELATIONS} VALUES ({kept.number}, {text(kept.name)}, {text(definition)}, '')")
 

@@ -32,7 +32,7 @@ import duckdb
 import pyarrow as pa
 
 from adapters.shadow import layout
-from adapters.shadow.cycle import Cycle
+from adapters.shadow.cycle import Cycle, check_key
 from adapters.shadow.engine import Engine, LockedError, one, transaction
 from adapters.shadow.extent import Extent
 from adapters.shadow.history import Bounds, Shape, TrimPolicy, change_schema, drift, not_prepared
@@ -106,9 +106,13 @@ class Shadow:
             with self._attached() as connection:
                 steps = _plan(self._source, self._read(connection), state, relations)
                 if steps and not dry_run:
+                    known = self._read(connection).relations
                     with transaction(connection):
                         for step in steps:
                             step.run(connection)
+                        for kept in self._read(connection).relations:
+                            if kept not in known:
+                                check_key(connection, self._source, kept)
                 self._names = tuple(kept.name for kept in self._read(connection).relations)
         except BaseException:
             if not exists:

@@ -135,7 +135,9 @@ class Database:
         if isinstance(error, DriverDataError):
             return DataError(line)
         if isinstance(error, DBAPIError) and _is_denied(error):
-            return ConfigurationError(f"{line}; grant SELECT on every relation that is shown")
+            return ConfigurationError(
+                f"{line}; grant SELECT on every relation that is shown, and what else it names"
+            )
         return SourceUnavailableError(line)
 
 

@@ -13,6 +13,7 @@ Drivers give tuples. They are turned into columns at once and never touched one 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -85,7 +86,7 @@ class ReadState(SourceState):
         while True:
             page = query if last is None else query.where(_after(order, last))
             limit = size.rows
-            rows = self._fetch(page.limit(limit))
+            rows = self._fetch(relation, page.limit(limit))
             if rows:
                 last = tuple(rows[-1][place] for place in places)
                 yield size.seen(self._batch(relation, columns, rows))
@@ -96,7 +97,7 @@ class ReadState(SourceState):
         query = self._select(relation, relation.table, columns)
         size = _ChunkSize(self._chunk_rows)
         self._database.spend()
-        with self._database.translated():
+        with self._converting(relation):
             options = {"stream_results": True, "max_row_buffer": FIRST_ROWS}
             result = self._connection.execute(query, execution_options=options)
             try:
@@ -113,7 +114,7 @@ class ReadState(SourceState):
         parts = [relation.read(table, name) for name in relation.key]
         wanted = zip(*(column.to_pylist() for column in keys.columns), strict=True)
         while chunk := list(islice(wanted, KEYS_PER_STATEMENT // len(parts) or 1)):
-            rows = self._fetch(query.where(_among(parts, chunk)))
+            rows = self._fetch(relation, query.where(_among(parts, chunk)))
             yield self._batch(relation, columns, rows)
 
     def _select(
@@ -122,10 +123,24 @@ class ReadState(SourceState):
         # By number: two columns that differ in case only would be one to some databases.
         return sa.select(*(relation.read(table, name).label(f"c{i}") for i, name in enumerate(columns)))
 
-    def _fetch(self, query: Select[tuple[Any, ...]]) -> Sequence[sa.Row[tuple[Any, ...]]]:
+    def _fetch(
+        self, relation: SourceRelation, query: Select[tuple[Any, ...]]
+    ) -> Sequence[sa.Row[tuple[Any, ...]]]:
         self._database.spend()
-        with self._database.translated():
+        with self._converting(relation):
             return self._connection.execute(query).fetchall()
+
+    @contextmanager
+    def _converting(self, relation: SourceRelation) -> Iterator[None]:
+        """What drivers raise, also for values that are not of their column's type, as errors of ours."""
+        try:
+            with self._database.translated():
+                yield
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise DataError(
+                f"relation {self.tables.source}.{relation.name} has a value that does not fit its declared "
+                f"type: {str(error).splitlines()[0]}"
+            ) from error
 
     def _batch(
         self, relation: SourceRelation, columns: Sequence[str], rows: Sequence[sa.Row[tuple[Any, ...]]]

@@ -48,9 +48,12 @@ def column_type(dialect: str, type_: TypeEngine[Any], numeric_scale: int) -> Col
     special = _special(dialect, type_)
     if special is not None:
         return special
+    if _is_binary(type_):
+        return ColumnType(pa.binary(), _as(sa.LargeBinary()))
     match type_:
         case sa.Boolean():
-            return ColumnType(pa.bool_(), _as(sa.Boolean()))
+            # As it is stored: SQLAlchemy would take any number for true.
+            return ColumnType(pa.bool_(), _as(sa.SmallInteger()))
         case sa.Integer():
             return ColumnType(_integer(dialect, type_), _as(sa.BigInteger()))
         case sa.Float():
@@ -61,8 +64,6 @@ def column_type(dialect: str, type_: TypeEngine[Any], numeric_scale: int) -> Col
             return ColumnType(pa.string(), _as(type_.__class__(as_uuid=False)))
         case sa.String():
             return ColumnType(pa.string(), _as(sa.Text()))
-        case sa.LargeBinary() | sa.BINARY() | sa.VARBINARY():
-            return ColumnType(pa.binary(), _as(sa.LargeBinary()))
         case sa.DateTime():
             return ColumnType(_UTC if _is_zoned(type_) else pa.timestamp("us"), _as(type_))
         case sa.Date():
@@ -98,15 +99,23 @@ def _special(dialect: str, type_: TypeEngine[Any]) -> ColumnType | None:
 
 _TEXT_IN_POSTGRESQL = (sa.Enum, sa.JSON, sa.ARRAY, sa.Interval)
 _COMMON = (
-    sa.Boolean, sa.Integer, sa.Float, sa.Numeric, sa.Uuid, sa.String, sa.LargeBinary, sa.BINARY, sa.VARBINARY,
-    sa.DateTime, sa.Date, sa.Time,
+    sa.Boolean, sa.Integer, sa.Float, sa.Numeric, sa.Uuid, sa.String, sa.DateTime, sa.Date, sa.Time,
 )  # fmt: skip
 # Their text depends on the locale, or on names that may change.
 _REFUSED_IN_POSTGRESQL = ("MONEY", "OID", "REGCLASS", "REGCONFIG")
 
 
 def _is_common(type_: TypeEngine[Any]) -> bool:
-    return isinstance(type_, _COMMON) or type_.__class__.__name__ in _REFUSED_IN_POSTGRESQL
+    known = isinstance(type_, _COMMON) or _is_binary(type_)
+    return known or type_.__class__.__name__ in _REFUSED_IN_POSTGRESQL
+
+
+def _is_binary(type_: TypeEngine[Any]) -> bool:
+    """Whether values are bytes; each dialect has classes of its own for that, with no public base."""
+    try:
+        return type_.python_type is bytes
+    except NotImplementedError:
+        return False
 
 
 def _as(type_: TypeEngine[Any]) -> Callable[[Expression], Expression]:

@@ -1,0 +1,328 @@
+"""What is the SQLAlchemy adapter's own: cycles and their pace, isolation, drivers, time limits, schemas."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.conformance.check import check_source
+from adapters.conformance.queries import select
+from adapters.spi import Level, SourceConfig
+from adapters.sqlalchemy.adapter import SqlAlchemyAdapter
+from adapters.sqlalchemy.tests.conftest import Clock, MakeAdapter, on_mariadb, on_postgresql
+from adapters.sqlalchemy.tests.harnesses import SqlAlchemyHarness
+from adapters.sqlalchemy.tests.support import deltas_after, position_of, rows_of
+from algebra.errors import ConfigurationError, DataError, SourceUnavailableError
+from algebra.position import ORIGIN
+
+T = "CREATE TABLE t (id INTEGER NOT NULL PRIMARY KEY, n INTEGER)"
+U = "CREATE TABLE u (id INTEGER NOT NULL PRIMARY KEY, n INTEGER)"
+
+
+# Pace
+
+
+def test_snapshots_between_cycles_show_the_last_one_and_leave_the_source_alone(
+    database: SqlAlchemyHarness, make: MakeAdapter, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute(T)
+    adapter = make(poll_interval=10)
+    adapter.prepare(["t"])
+    before = position_of(adapter)
+    query = select(adapter.catalog(), {"t": "t"}, [("t", "id")])
+    database.execute("INSERT INTO t VALUES (1, 1)")
+    monkeypatch.setattr(adapter._database, "_create", lambda: pytest.fail("the source was touched"))
+    adapter._database._engine = None
+    clock.now += 9
+    with adapter.snapshot() as snapshot:
+        assert snapshot.position == before
+        assert len(snapshot.changes(before)) == 0
+        assert snapshot.fetch(query).read_all().num_rows == 0
+    monkeypatch.undo()
+    clock.now += 1
+    with adapter.snapshot() as snapshot:
+        assert len(snapshot.changes(before)) == 1
+        assert snapshot.fetch(query).read_all().num_rows == 1
+
+
+def test_waiting_lasts_until_the_next_cycle_is_due(
+    database: SqlAlchemyHarness, make: MakeAdapter, clock: Clock
+) -> None:
+    database.execute(T)
+    adapter = make(poll_interval=3600)
+    adapter.prepare(["t"])
+    position_of(adapter)
+    returned = threading.Event()
+    thread = threading.Thread(target=lambda: (adapter.wait(3600), returned.set()))
+    thread.start()
+    assert not returned.wait(0.1)
+    adapter.wake()
+    assert returned.wait(30)
+    thread.join()
+    clock.now += 3600
+    adapter.wait(3600)
+
+
+def test_relations_prepared_later_are_shown_with_a_cycle_of_all(
+    database: SqlAlchemyHarness, make: MakeAdapter
+) -> None:
+    """The rows of the new relation are newer than those of the others; nobody is shown both."""
+    database.execute(T, U)
+    adapter = make(poll_interval=3600)
+    adapter.prepare(["t"])
+    before = position_of(adapter)
+    database.execute("INSERT INTO t VALUES (1, 1)", "INSERT INTO u VALUES (1, 1)")
+    adapter.prepare(["u"])
+    assert deltas_after(adapter, before) == [{"t": {(1, 1): 1}}]
+    assert rows_of(adapter, "u") == {(1, 1): 1}
+
+
+def test_a_relation_that_is_not_prepared_is_read_from_the_source(
+    database: SqlAlchemyHarness, make: MakeAdapter
+) -> None:
+    database.execute(T, U, "INSERT INTO t VALUES (1, 1)", "INSERT INTO u VALUES (1, 2)")
+    adapter = make(poll_interval=3600)
+    joined = select(adapter.catalog(), {"t": "t", "u": "u"}, [("u", "n")], joins=[(("t", "id"), ("u", "id"))])
+    with adapter.snapshot() as snapshot:
+        assert snapshot.fetch(joined).read_all().num_rows == 1
+        with pytest.raises(ConfigurationError, match="prepare it first"):
+            _ = snapshot.position
+    adapter.prepare(["t"])
+    with adapter.snapshot() as snapshot:
+        assert snapshot.fetch(joined).read_all().num_rows == 1
+    # Between two cycles the one is older than the other.
+    with adapter.snapshot() as snapshot, pytest.raises(SourceUnavailableError, match="prepare them"):
+        snapshot.fetch(joined)
+
+
+def test_a_source_can_be_looked_over_before_and_after_prepare(
+    database: SqlAlchemyHarness, make: MakeAdapter
+) -> None:
+    database.execute(T, U, "INSERT INTO t VALUES (1, 1)", "INSERT INTO u VALUES (1, 2)")
+    adapter = make(poll_interval=3600)
+    for relations in ([], ["t"], ["u"]):
+        if relations:
+            adapter.prepare(relations)
+        assert [result for result in check_source(adapter) if not result.ok] == []
+
+
+def test_a_lost_shadow_starts_a_new_history(database: SqlAlchemyHarness, make: MakeAdapter) -> None:
+    database.execute(T)
+    adapter = make()
+    adapter.prepare(["t"])
+    old = position_of(adapter)
+    database.shadow.unlink()
+    database.execute("INSERT INTO t VALUES (1, 1)")
+    now = position_of(adapter)
+    assert now.token != old.token
+    assert rows_of(adapter, "t") == {(1, 1): 1}
+
+
+# Isolation
+
+
+@on_postgresql
+@pytest.mark.usefixtures("database")
+def test_the_read_transaction_cannot_write_and_reads_one_state(make: MakeAdapter) -> None:
+    adapter = make()
+    with adapter._database.reading() as connection:
+        shown = connection.exec_driver_sql(
+            "SELECT current_setting('transaction_isolation'), current_setting('transaction_read_only')"
+        ).one()
+    assert tuple(shown) == ("repeatable read", "on")
+
+
+def test_without_isolation_the_guarantee_is_lower_and_must_be_asked_for(
+    database: SqlAlchemyHarness, make: MakeAdapter
+) -> None:
+    database.execute(T, "INSERT INTO t VALUES (1, 1)")
+    assert make().capabilities.level is Level.STRONG
+    adapter = make(isolation="none")
+    assert adapter.capabilities.level is Level.CONVERGENT
+    adapter.prepare(["t"])
+    assert rows_of(adapter, "t") == {(1, 1): 1}
+
+
+def test_a_dialect_without_known_isolation_is_refused(
+    database: SqlAlchemyHarness, make: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from adapters.sqlalchemy import dialects
+
+    database.execute(T)
+    monkeypatch.delitem(dialects.RULES, "sqlite")
+    with pytest.raises(ConfigurationError, match="name it in option `isolation`") as caught:
+        make().catalog()
+    assert "\n" not in str(caught.value)
+    assert list(make(isolation="SERIALIZABLE").catalog().relations) == ["t"]
+
+
+@on_mariadb
+def test_tables_without_snapshots_are_refused(database: SqlAlchemyHarness, make: MakeAdapter) -> None:
+    database.execute(f"{T} ENGINE = InnoDB", f"{U} ENGINE = Aria")
+    with pytest.raises(ConfigurationError, match="stored by Aria, which has no snapshots"):
+        make().prepare(["u"])
+    make(("t",)).prepare(["t"])
+    assert make(isolation="none").prepare(["u"])
+
+
+# Drivers and urls
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("oracle+oracledb://scott:tiger@host/x", "driver of 'oracle\\+oracledb' is not installed"),
+        ("mssql+pyodbc://sa:tiger@host/x", "driver of 'mssql\\+pyodbc' is not installed"),
+        ("nonsense://sa:tiger@host/x", "no SQLAlchemy dialect 'nonsense'"),
+        ("sa:tiger@host", "the url is not of the form"),
+    ],
+)
+def test_what_is_missing_is_named_without_the_password(url: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        SqlAlchemyAdapter(SourceConfig("shop", "sqlalchemy", url)).catalog()
+    assert "\n" not in str(caught.value)
+    assert "tiger" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"capture": "log"}, "capture 'log' is not diff"),
+        ({"options": {"pol_interval": 1}}, "unknown option 'pol_interval'"),
+        ({"options": {"poll_interval": -1}}, "poll_interval is -1"),
+        ({"options": {"chunk_rows": 0}}, "chunk_rows is 0"),
+        ({"options": {"exclude": "t.n"}}, "exclude is 't.n'"),
+        ({"options": {"statement_timeout": "x"}}, "statement_timeout is 'x'"),
+    ],
+)
+def test_wrong_configuration_is_one_clear_line(changed: dict[str, Any], message: str) -> None:
+    values: dict[str, Any] = {"name": "shop", "adapter": "sqlalchemy", "url": "sqlite:///x.db", **changed}
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        SqlAlchemyAdapter(SourceConfig(**values))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_shadow_is_in_the_working_directory_unless_configured(
+    database: SqlAlchemyHarness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    database.execute(T)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    adapter = SqlAlchemyAdapter(SourceConfig("my shop", "sqlalchemy", database.url))
+    adapter.prepare(["t"])
+    assert [file.name for file in elsewhere.iterdir()] == ["my_shop.lockstep-shadow.duckdb"]
+    adapter.remove()
+    assert list(elsewhere.iterdir()) == []
+    adapter.close()
+
+
+# Time limits
+
+
+@on_postgresql
+def test_a_statement_that_takes_too_long_is_ended_by_the_source(
+    database: SqlAlchemyHarness, make: MakeAdapter
+) -> None:
+    database.execute(
+        "CREATE VIEW slow AS SELECT 1 AS n FROM pg_sleep(3600)",
+    )
+    adapter = make(("slow",), statement_timeout=0.3)
+    with pytest.raises(SourceUnavailableError, match="statement timeout"):
+        adapter.prepare(["slow"])
+    assert not database.shadow.exists()
+
+
+@on_mariadb
+def test_a_statement_that_takes_too_long_is_ended_by_mariadb(
+    database: SqlAlchemyHarness, make: MakeAdapter
+) -> None:
+    database.execute("CREATE TABLE one (n INTEGER)", "INSERT INTO one VALUES (1), (2), (3)")
+    # For views, MariaDB asks for a right of its own.
+    database.execute("CREATE VIEW slow AS SELECT SLEEP(3600 * n) AS n FROM one")
+    with pytest.raises(ConfigurationError, match="SHOW VIEW"):
+        make(("slow",)).prepare(["slow"])
+    database.execute("GRANT SHOW VIEW ON slow TO reader@'%'")
+    adapter = make(("slow",), statement_timeout=0.3)
+    with pytest.raises(SourceUnavailableError, match="max_statement_time"):
+        adapter.prepare(["slow"])
+
+
+def test_a_time_limit_that_the_database_cannot_keep_is_refused(
+    database: SqlAlchemyHarness, make: MakeAdapter
+) -> None:
+    database.execute(T)
+    with pytest.raises(ConfigurationError, match="cannot end statements by time"):
+        make(statement_timeout=5).catalog()
+
+
+def test_statements_are_counted_against_the_rate_limit(
+    database: SqlAlchemyHarness, make: MakeAdapter
+) -> None:
+    database.execute(T, "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3), (4, 4)")
+    adapter = make(rate_limit=1000, chunk_rows=1)
+    spent: list[float] = []
+    adapter._database._limit.spend = lambda statements=1.0: spent.append(statements)  # type: ignore[method-assign]
+    adapter.prepare(["t"])
+    assert sum(spent) == 5, "one statement for each page, and one that finds no more"
+
+
+# Reading
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 2, 3, 1000])
+def test_pages_by_key_miss_and_repeat_nothing(
+    database: SqlAlchemyHarness, make: MakeAdapter, chunk_rows: int
+) -> None:
+    database.execute("CREATE TABLE t (a INTEGER NOT NULL, b INTEGER NOT NULL, n TEXT, PRIMARY KEY (a, b))")
+    rows = [(a, b, f"{a}.{b}") for a in (-2, 0, 7) for b in (-1, 3, 2**40)]
+    database.execute(f"INSERT INTO t VALUES {', '.join(map(str, rows))}")
+    adapter = make(chunk_rows=chunk_rows)
+    adapter.prepare(["t"])
+    assert rows_of(adapter, "t") == dict.fromkeys(rows, 1)
+
+
+@on_postgresql
+def test_further_schemas_views_and_excluded_columns(database: SqlAlchemyHarness, make: MakeAdapter) -> None:
+    database.execute(
+        T,
+        "CREATE SCHEMA sales",
+        "CREATE TABLE sales.t (id INTEGER PRIMARY KEY, secret TEXT, place POINT)",
+        "CREATE VIEW doubled AS SELECT id, 2 * n AS n FROM t",
+        "GRANT USAGE ON SCHEMA sales TO reader",
+        "GRANT SELECT ON sales.t TO reader",
+        "INSERT INTO t VALUES (1, 1)",
+        "INSERT INTO sales.t VALUES (1, 'x', NULL)",
+    )
+    assert set(make().catalog().relations) == {"t"}
+    shown = ("t", "sales.t", "doubled")
+    adapter = make(shown, schemas=["sales"], exclude=["sales.t.secret", "sales.t.place"])
+    catalog = adapter.catalog()
+    assert [column.name for column in catalog.relation("sales.t").columns] == ["id"]
+    adapter.prepare(shown)
+    assert rows_of(adapter, "doubled") == {(1, 2): 1}
+    database.execute("UPDATE t SET n = 5", "INSERT INTO sales.t VALUES (2, 'y', NULL)")
+    (entry,) = deltas_after(adapter, ORIGIN)
+    assert entry == {
+        "t": {(1, 1): -1, (1, 5): 1},
+        "doubled": {(1, 2): -1, (1, 10): 1},
+        "sales.t": {(2,): 1},
+    }
+
+
+def test_a_value_that_does_not_fit_is_named(database: SqlAlchemyHarness, make: MakeAdapter) -> None:
+    database.execute("CREATE TABLE t (id INTEGER NOT NULL PRIMARY KEY, n INTEGER, d DATE, b BOOLEAN)")
+    database.execute("INSERT INTO t VALUES (1, 1, '2024-01-01', 1)")
+    adapter = make()
+    adapter.prepare(["t"])
+    before = position_of(adapter)
+    for column, value in (("n", "'many'"), ("d", "'yesterday'"), ("b", "7")):
+        database.execute(f"UPDATE t SET {column} = {value}")
+        with pytest.raises(DataError, match=rf"shop\.t(\.{column})? has a value that") as caught:
+            position_of(adapter)
+        assert "\n" not in str(caught.value)
+        database.execute("DELETE FROM t", "INSERT INTO t VALUES (1, 1, '2024-01-01', 1)")
+    assert position_of(adapter) == before
