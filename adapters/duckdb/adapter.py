@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -17,6 +18,7 @@ from adapters.duckdb.options import DIFF, TRIGGER, parse
 from adapters.duckdb.session import Session
 from adapters.duckdb.trigger_capture import TriggerCapture
 from adapters.duckdb.watch import FileWatch, Signature
+from adapters.rate_limit import RateLimit
 from adapters.shadow.engine import LockedError, translated
 from adapters.shadow.fetch import Fetch
 from adapters.shadow.history import TrimPolicy
@@ -90,6 +92,7 @@ class DuckDBAdapter(Adapter):
         self._watch = FileWatch(self._options.path, clock)
         self._reader = CatalogReader(config.name, self._options.exclude)
         self._clock = clock
+        self._limit = RateLimit(self._options.rate_limit)
         self._seen: Signature | None = None
         self._left_at = -BREATHER
         policy = TrimPolicy(
@@ -120,6 +123,11 @@ class DuckDBAdapter(Adapter):
         with translated(self.config.name):
             return self._capture.prepare(relations, dry_run=dry_run)
 
+    def missing_rights(self, relations: Sequence[str]) -> list[str] | None:
+        trigger = self._options.capture == TRIGGER
+        needed = self._options.path if trigger else self._options.shadow.absolute().parent
+        return [] if os.access(needed, os.W_OK) else [f"let this user write {needed}"]
+
     def remove(self, *, dry_run: bool = False) -> list[str]:
         with translated(self.config.name):
             return self._capture.remove(dry_run=dry_run)
@@ -128,6 +136,7 @@ class DuckDBAdapter(Adapter):
     def snapshot(self) -> Iterator[Snapshot]:
         # Snapshots one right after the other would never let an owner in that tries to open the file.
         self._session.pause(self._left_at + BREATHER - self._clock())
+        self._limit.pause()
         # Looked at before the file is opened: a change in between wakes `wait` too often, never too seldom.
         signature = self._watch.signature()
         with ExitStack() as stack:
@@ -143,7 +152,7 @@ class DuckDBAdapter(Adapter):
             snapshot = DuckDBSnapshot(connection, tables, history, lambda: self._check_held(held))
             stack.callback(snapshot.close)
             try:
-                yield snapshot
+                yield self._limit.counted(snapshot)
             finally:
                 self._left_at = self._clock()
 
@@ -159,6 +168,7 @@ class DuckDBAdapter(Adapter):
 
     def close(self) -> None:
         self._watch.wake()
+        self._limit.close()
         self._session.close()
         self._watch.close()
 

@@ -16,6 +16,7 @@ from adapters.files.options import parse
 from adapters.files.readers import IncompleteError
 from adapters.files.state import ChangedError, DriftedError, FolderState, Memory, Note
 from adapters.files.watch import FolderWatch
+from adapters.rate_limit import RateLimit
 from adapters.shadow.engine import Engine, translated
 from adapters.shadow.extent import Extent
 from adapters.shadow.history import TrimPolicy, changed
@@ -88,9 +89,9 @@ class FilesAdapter(Adapter):
     captures: ClassVar[Mapping[str, CaptureProfile]] = {
         DIFF: CaptureProfile(
             capabilities=Capabilities(capture=DIFF, boundaries=Boundaries.BATCHED, needs_write=False),
-            rights="read on the folder and its files; write beside the wrapper, for the shadow",
-            load="changed files are read as a whole",
-            deletes="old rows are kept in the shadow",
+            rights="read the folder and its files; write beside it",
+            load="each changed file is read whole; owners are never held up",
+            deletes="found by comparing with a shadow",
         )
     }
 
@@ -110,6 +111,7 @@ class FilesAdapter(Adapter):
         self._shadow = Shadow(self._engine, options.shadow, policy)
         self._quarantine = QuarantineFile(config.name, options.quarantine)
         self._watch = FolderWatch(options.folder, options.poll_seconds, clock, reports=reports)
+        self._limit = RateLimit(options.rate_limit)
         self._seen: tuple[str, int] | None = None
         """The signature of the state that was shown last, and the time from which on it can be trusted."""
         self._refused: tuple[tuple[tuple[str, str], ...], DataError] | None = None
@@ -150,6 +152,7 @@ class FilesAdapter(Adapter):
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
+        self._limit.pause()
         with ExitStack() as stack:
             # Only our own work is translated: an error of the caller's block is the caller's.
             with translated(self.config.name):
@@ -171,6 +174,7 @@ class FilesAdapter(Adapter):
             self._shadow.acknowledge(position)
 
     def close(self) -> None:
+        self._limit.close()
         self._watch.close()
         self._engine.close()
 
@@ -253,6 +257,7 @@ class FilesAdapter(Adapter):
         files = tuple((name, str(now[name])) for name in stale)
         if self._refused is not None and self._refused[0] == files:
             raise self._refused[1]
+        self._limit.spend(len(stale))  # answers cost the source nothing: they come from the shadow
         try:
             with held.cycle() as cycle:
                 for name in stale:

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from adapters.files.types import named_type
+from adapters.rate_limit import Footprint
 from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError
 
@@ -74,6 +75,7 @@ class Options:
     `quarantine_limit`: with more of them, the files are refused after all. `max_line_mb`: a longer line is
     an error. `poll_seconds`: how often the folder is looked at where the system does not report changes.
     `trim`, `trim_entries`, `trim_seconds`: when acknowledged history is deleted from the shadow.
+    `rate_limit`: relations that are read per second, over time; 0 means no limit.
     `memory_limit`: what a comparison keeps in memory; beyond it, it spills to a folder beside the shadow.
     """
 
@@ -92,6 +94,7 @@ class Options:
     trim_entries: int = 1000
     trim_seconds: float = 60.0
     memory_limit: str = "1GiB"
+    rate_limit: float = 0.0
 
 
 _DERIVED = ("folder", "defaults")
@@ -137,6 +140,7 @@ def parse(config: SourceConfig) -> Options:
         trim_entries=int(given.number("trim_entries", 1000, whole=True)),
         trim_seconds=given.number("trim_seconds", 60.0),
         memory_limit=_size(given),
+        rate_limit=Footprint.of(config).rate_limit,
     )
 
 

@@ -349,6 +349,7 @@ class TestConfinement:
         ({"relations": {"a": {"columns": {"x": "point"}}}}, r"option columns\.x is 'point', not a type"),
         ({"relations": {"a": {"format": "xml"}}}, "option format is 'xml', not csv, jsonl, parquet or excel"),
         ({"columns": {"x": "int"}}, "unknown option 'columns'"),
+        ({"rate_limit": "slow"}, "option rate_limit is 'slow', not a number"),
         ({"memory_limit": "much"}, "option memory_limit is 'much', not a size"),
     ],
 )

@@ -442,3 +442,22 @@ class TestWaiting:
         folder.mkdir()
         (folder / "item.csv").write_bytes(b"id\n1\n")
         assert rows(adapter, "item") == {(1,): 1}
+
+
+def test_a_rate_limit_spaces_out_what_is_read(make: MakeAdapter, folder: Path) -> None:
+    """What is read counts, what the shadow answers does not; the debt is paid before the next snapshot."""
+    path = folder / "item.csv"
+    path.write_bytes(b"id\n1\n")
+    settings = {"item": {"columns": {"id": "BIGINT"}}}
+    adapter = make(settings, rate_limit=0.001)
+    adapter.prepare(["item"])
+    replace_file(path, b"id\n2\n")
+    assert rows(adapter, "item") == {(2,): 1}
+    assert adapter._limit.delay > 0
+    waiting = threading.Thread(target=lambda: rows(adapter, "item"), daemon=True)
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    adapter.close()
+    waiting.join(PATIENT)
+    assert not waiting.is_alive()
