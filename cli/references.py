@@ -16,7 +16,7 @@ from algebra.errors import ConfigurationError
 _REFERENCE = re.compile(r"\$(?P<escaped>\$\{)|\$\{(?P<name>[^}]*)(?P<end>\}?)")
 _VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 # `sqlite:///x.db` is relative by SQLAlchemy's convention, `sqlite:////x.db` absolute.
-_FILE_URL = re.compile(r"^((?:sqlite|duckdb)(?:\+\w+)?:///)([^?]+)(\?.*)?$", re.DOTALL)
+_FILE_URL = re.compile(r"^((?:sqlite|duckdb|files)(?:\+\w+)?:///)([^?]+)(\?.*)?$", re.DOTALL)
 
 
 def fill(value: Any, environment: Mapping[str, str], where: str, file: str) -> Any:

@@ -1,0 +1,461 @@
+"""The folder at one moment, as the shadow wants it: shapes, schemas, and rows that are read when asked for.
+
+Problem: one state of many files, whose owners do not wait for us and know of no transactions.
+
+Wrong ways: read one file after the other and take what comes (a change of two files shows by half); require
+that nothing changes while all are read (a file that is always being appended to is never read).
+
+Chosen way: look at all files twice. If both looks are equal, there was a moment in between at which all of
+them were as they look, and that moment is the state. Then read each through an open descriptor, which must be
+of the file that was seen: a file that is replaced later keeps its old content there, and one that is appended
+to is read up to the size it had. A file that was replaced before it was opened, or changed in place, ends the
+attempt, and everything starts over.
+
+Types are pinned: a prepared relation keeps the types that it was prepared with, whatever its values would be
+taken for now. Only what a file itself declares (column names, Parquet's types) can drift.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import BinaryIO, TypeVar, cast
+
+import pyarrow as pa
+
+from adapters.files.csv_files import CsvReader
+from adapters.files.excel_files import ExcelReader
+from adapters.files.folder import Folder, Identity, Marker, RelationFiles
+from adapters.files.json_files import JsonReader
+from adapters.files.malformed import Malformed, MalformedRow
+from adapters.files.options import EMPTY, TEXT_FORMATS, Options
+from adapters.files.parquet_files import ParquetReader
+from adapters.files.readers import DriftError, FileShape, Guess, IncompleteError, Reader, ShapeError, Task
+from adapters.shadow.extent import ArrowExtent, Extent
+from adapters.shadow.history import Shape
+from adapters.shadow.layout import Kept
+from adapters.shadow.store import SourceState
+from adapters.shadow.types import duckdb_name
+from adapters.spi import TRANSACTION
+from algebra.errors import ConfigurationError, DataError
+from algebra.schema import COUNT, Column, RelationSchema
+
+T = TypeVar("T")
+
+READERS: Mapping[str, Reader] = {
+    "csv": CsvReader(),
+    "jsonl": JsonReader(),
+    "parquet": ParquetReader(),
+    "excel": ExcelReader(),
+}
+
+
+class ChangedError(Exception):
+    """A file changed under our hands: start over."""
+
+
+class DriftedError(Exception):
+    """A relation was found to have another shape while its rows were read."""
+
+    def __init__(self, relation: str, problem: str) -> None:
+        super().__init__(problem)
+        self.relation = relation
+        self.problem = problem
+
+
+@dataclass
+class Memory:
+    """What was learned of files, by their identity, so that it is not read again and again.
+
+    `unpinned`: the relations whose rows showed that they drifted, with the files that showed it.
+    """
+
+    shapes: dict[tuple[str, str], FileShape | None] = field(default_factory=dict)
+    guesses: dict[tuple[str, str], Guess] = field(default_factory=dict)
+    unpinned: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Note:
+    """What the shadow keeps with a relation's state: the state of the files that it was read from.
+
+    `files`: their identities. `marker`: the commit file of that state, if one is configured. `settled`:
+    whether these are sure to be told from any later ones. `reading`: the options they were read with.
+    """
+
+    files: str
+    settled: bool
+    reading: str
+    marker: str
+
+    def __str__(self) -> str:
+        return json.dumps([self.files, self.settled, self.reading, self.marker])
+
+    def is_of(self, other: Note) -> bool:
+        """Whether the rows kept with this note are sure to be those of the state that `other` is of."""
+        same = self.files == other.files or self.is_committed_by(other.marker)
+        return same and self.settled and self.reading == other.reading
+
+    def is_committed_by(self, marker: str) -> bool:
+        """Whether this commit file is the one that these rows were read under: files do not count then."""
+        return bool(self.marker) and self.marker == marker
+
+    @classmethod
+    def of(cls, text: str) -> Note | None:
+        return cls(*json.loads(text)) if text else None
+
+
+class FolderState(SourceState):
+    """The files as they were at one moment; reading them fails with ChangedError if they are no longer so.
+
+    `marker`: of the commit file, if one is configured. `pinned`: the prepared relations.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        options: Options,
+        source: str,
+        relations: Mapping[str, RelationFiles],
+        marker: Marker | None,
+        memory: Memory,
+        now_ns: int,
+    ) -> None:
+        self._folder = folder
+        self._options = options
+        self._source = source
+        self._relations = relations
+        self._memory = memory
+        self._now_ns = now_ns
+        self.marker = marker
+        self.pinned: Mapping[str, Kept] = {}
+        self.malformed: dict[str, list[MalformedRow]] = {}
+        self._columns: dict[str, Mapping[str, pa.DataType] | None] = {}
+
+    @classmethod
+    def look(cls, folder: Folder, options: Options, source: str, memory: Memory) -> FolderState:
+        """The state of this moment; ChangedError if there was none."""
+        now_ns = time.time_ns()
+        marker = folder.marker() if options.commit_file else None
+        relations = folder.relations()
+        if relations != folder.relations() or (options.commit_file and marker != folder.marker()):
+            raise ChangedError("the files change while they are looked at")
+        return cls(folder, options, source, relations, marker, memory, now_ns)
+
+    @property
+    def signature(self) -> str:
+        """Equal signatures, once settled, are equal states."""
+        if self._options.commit_file:
+            return str(self.marker)
+        return "|".join(f"{r.name}: {r.signature}" for r in self._relations.values())
+
+    @property
+    def settles_ns(self) -> int:
+        """The time after which any later state is sure to have another signature."""
+        if self._options.commit_file:
+            return self.marker.identity.settles_ns if self.marker else 0
+        return max((relation.settles_ns for relation in self._relations.values()), default=0)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the signature was settled when the state was looked at."""
+        return self.settles_ns < self._now_ns
+
+    def size(self, relations: Iterable[str]) -> int:
+        """Bytes of the files of these relations."""
+        return sum(self._relations[name].size for name in relations if name in self._relations)
+
+    def note(self, relation: str) -> Note:
+        """What is to be kept with the relation's rows of this state."""
+        files = self._relations.get(relation)
+        reading = "" if files is None else hashlib.sha256(repr(files.options).encode()).hexdigest()[:16]
+        signature = "" if files is None else files.signature
+        settled = files is None or files.settles_ns < self._now_ns
+        if self.marker is not None:
+            settled = settled and self.marker.identity.settles_ns < self._now_ns
+        return Note(signature, settled, reading, str(self.marker or ""))
+
+    def absent(self, relations: Mapping[str, Kept]) -> list[str]:
+        """Those of the relations that have no file, though they should."""
+        return [name for name in relations if self._is_absent(name)]
+
+    def verify(self) -> None:
+        """ChangedError if the commit file is not what it was when this state was taken."""
+        if self._options.commit_file and self._folder.marker() != self.marker:
+            raise ChangedError("the commit file changed while the files were read")
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Shape]:
+        return _Lazy(self._names, self._shape)
+
+    @cached_property
+    def schemas(self) -> Mapping[str, RelationSchema]:
+        """Every relation as it is shown, worked out when it is asked for."""
+        return _Lazy(self._names, self.schema)
+
+    def schema(self, relation: str) -> RelationSchema:
+        columns = self._columns_of(relation) if relation in self._relations else None
+        if columns is None:
+            known = ", ".join(sorted(self._names)) or "none"
+            raise ConfigurationError(f"source {self._source!r} has no relation {relation!r}; it has: {known}")
+        for name, type_ in columns.items():
+            remedy = f"name it in option `exclude` of relation {relation!r}, or declare another type for it"
+            if name in (COUNT, TRANSACTION):
+                raise ConfigurationError(
+                    f"column {self._source}.{relation}.{name} has a name that Lockstep reserves; {remedy}"
+                )
+            if duckdb_name(type_) is None:
+                raise ConfigurationError(
+                    f"column {self._source}.{relation}.{name} has type {type_}, which is not supported; "
+                    f"{remedy}"
+                )
+        key = self._relations[relation].options.key
+        lost = next((name for name in key if name not in columns), None)
+        if lost is not None:
+            raise ConfigurationError(
+                f"source {self._source!r}, relation {relation!r}: option key names {lost!r}, "
+                "which is no column"
+            )
+        shown = tuple(Column(name, type_, name not in key) for name, type_ in columns.items())
+        return RelationSchema(relation, shown, key)
+
+    def rows(self, relation: str) -> Extent:
+        files = self._relations[relation]
+        names = ", ".join(files.files) or "no file"
+        schema = pa.schema([(c.name, c.type) for c in self.schema(relation).columns])
+        return ArrowExtent(f"{relation} ({names})", schema, self._batches(files, schema))
+
+    # Columns
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for name in self._relations if not self._is_absent(name)]
+
+    def _is_absent(self, relation: str) -> bool:
+        files = self._relations.get(relation)
+        if files is None:
+            return True
+        known = relation in self.pinned or bool(files.options.columns)
+        return not files.files and not (files.options.missing == EMPTY and known)
+
+    def _shape(self, relation: str) -> Shape:
+        columns = self._columns_of(relation)
+        assert columns is not None
+        return tuple((name, str(type_)) for name, type_ in columns.items())
+
+    def _columns_of(self, relation: str) -> Mapping[str, pa.DataType] | None:
+        if relation not in self._columns:
+            if self._is_absent(relation):
+                self._columns[relation] = None
+            else:
+                with self._explained(relation):
+                    self._columns[relation] = self._find_columns(self._relations[relation])
+        return self._columns[relation]
+
+    def _find_columns(self, files: RelationFiles) -> Mapping[str, pa.DataType]:
+        options, pinned = files.options, self._pinned(files)
+        shapes = {
+            file: shape.without(options.exclude)
+            for file in files.files
+            if (shape := self._file_shape(files, file)) is not None
+        }
+        if shapes:
+            names, told = _common(shapes, tuple(pinned))
+        else:
+            names, told = tuple(options.columns) or tuple(pinned), {}
+        if set(names) != set(pinned):
+            pinned = {}  # it drifted: what it is now is found out as if it were new
+        if files.name not in self.pinned and shapes:
+            lost = next((name for name in options.columns if name not in names), None)
+            if lost is not None:
+                raise ShapeError(f"has no column {lost!r}, which option `columns` declares")
+        if not names and files.files:
+            names = tuple(self._guess(files, ()).candidates)  # only the rows tell
+        shown = tuple(name for name in names if name not in options.exclude)
+        if not shown:
+            raise ShapeError("has no columns")
+        known = {**pinned, **told, **options.columns}
+        if any(name not in known for name in shown):
+            guess = self._guess(files, names)
+            for name in shown:
+                if name not in known:
+                    type_ = guess.type_of(name)
+                    if type_ is None:
+                        raise ShapeError(f"has values of several types in {name!r}; declare its type")
+                    known[name] = type_
+        return {name: known[name] for name in shown}
+
+    def _pinned(self, files: RelationFiles) -> Mapping[str, pa.DataType]:
+        if files.name not in self.pinned or self._memory.unpinned.get(files.name) == files.signature:
+            return {}
+        return {f.name: f.type for f in self.pinned[files.name].arrow}
+
+    def _file_shape(self, files: RelationFiles, file: str) -> FileShape | None:
+        place = (file, f"{files.files[file]} {files.options!r}")
+        if place not in self._memory.shapes:
+            with self._opened(files, file) as opened:
+                _forget_others(self._memory.shapes, file)
+                shape = READERS[files.format].shape(opened, files.options, self._longest)
+                self._memory.shapes[place] = shape
+        return self._memory.shapes[place]
+
+    def _guess(self, files: RelationFiles, names: tuple[str, ...]) -> Guess:
+        guess = Guess(dict.fromkeys(names))
+        for file, identity in files.files.items():
+            place = (file, f"{identity} {files.options!r}")
+            if place not in self._memory.guesses:
+                with self._opened(files, file) as opened:
+                    _forget_others(self._memory.guesses, file)
+                    order = names
+                    shape = self._memory.shapes.get(place)
+                    if shape is not None:
+                        order = shape.names
+                    self._memory.guesses[place] = READERS[files.format].infer(
+                        opened, order, files.options, self._longest
+                    )
+            guess = guess.merged(self._memory.guesses[place])
+        return guess
+
+    # Rows
+
+    @property
+    def _longest(self) -> int:
+        return self._options.max_line_mb << 20
+
+    def _batches(self, files: RelationFiles, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        options = files.options
+        malformed = Malformed(self._source, files.name, options.malformed, self._options.quarantine_limit)
+        with self._explained(files.name):
+            for file in files.files:
+                task = Task(file, options, schema, options.key, malformed, self._longest)
+                with self._opened(files, file) as opened:
+                    yield from READERS[files.format].batches(opened, task)
+        self.malformed[files.name] = malformed.rows
+
+    @contextmanager
+    def _opened(self, files: RelationFiles, file: str) -> Iterator[BinaryIO]:
+        """The file as it was seen; ChangedError if it is another one now, or was changed meanwhile."""
+        seen = files.files[file]
+        appendable = files.format in TEXT_FORMATS
+        try:
+            opened = self._folder.open(file)
+        except FileNotFoundError as error:
+            raise ChangedError(f"{file} is gone") from error
+        with opened:
+            _check(file, seen, opened, appendable)
+            try:
+                yield cast(BinaryIO, io.BufferedReader(_Prefix(opened, seen.size))) if appendable else opened
+            finally:
+                # Also when reading failed: a file that was changed meanwhile explains it better.
+                _check(file, seen, opened, appendable)
+
+    @contextmanager
+    def _explained(self, relation: str) -> Iterator[None]:
+        """What readers find out about a file, said of the relation."""
+        files = self._relations[relation]
+        name = next(iter(files.files)) if len(files.files) == 1 else f"relation {relation!r}"
+        try:
+            yield
+        except IncompleteError as error:
+            raise IncompleteError(f"{name} {error}") from error
+        except DriftError as error:
+            self._memory.unpinned[relation] = files.signature
+            raise DriftedError(relation, str(error)) from error
+        except ShapeError as error:
+            kind = DataError if relation in self.pinned else ConfigurationError
+            raise kind(f"source {self._source!r}: {name} {error}") from error
+
+
+def _check(file: str, seen: Identity, opened: BinaryIO, appendable: bool) -> None:
+    now = Identity.of(os.fstat(opened.fileno()))
+    # Not the time of the last change: it also moves when another file is renamed over this one.
+    same = replace(now, changed_ns=seen.changed_ns) == seen
+    grown = appendable and (now.device, now.inode) == (seen.device, seen.inode) and now.size > seen.size
+    if not same and not grown:
+        raise ChangedError(f"{file} was changed while it was read")
+
+
+class _Prefix(io.RawIOBase):
+    """The first bytes of an open file: what was there when it was looked at."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._size = size
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        self._place = base + offset
+        return self._place
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        self._file.seek(self._place)
+        data = self._file.read(min(len(buffer), self._size - self._place))
+        buffer[: len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+
+class _Lazy(Mapping[str, T]):
+    """A mapping whose values are worked out when they are asked for, and not for their names alone."""
+
+    def __init__(self, names: list[str], value: Callable[[str], T]) -> None:
+        self._all = names
+        self._value = value
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._all:
+            raise KeyError(name)
+        return self._value(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+def _common(
+    shapes: Mapping[str, FileShape], pinned: tuple[str, ...]
+) -> tuple[tuple[str, ...], dict[str, pa.DataType]]:
+    """The columns that all files have; of a pinned relation, those of the first file that has others."""
+    first_file, first = next(iter(shapes.items()))
+    names = pinned if set(pinned) == set(first.names) else first.names
+    for file, shape in shapes.items():
+        if pinned and (set(shape.names) != set(pinned)):
+            return shape.names, dict(shape.types)
+        if set(shape.names) != set(first.names):
+            odd = sorted(set(shape.names) ^ set(first.names))[0]
+            raise ShapeError(
+                f"has files with different columns: {odd!r} is not in both {first_file} and {file}"
+            )
+        for name, type_ in shape.types.items():
+            if type_ != first.types[name]:
+                if pinned:
+                    return shape.names, dict(shape.types)
+                raise ShapeError(
+                    f"has files with different types: {name!r} is {first.types[name]} in {first_file} and "
+                    f"{type_} in {file}"
+                )
+    return names, dict(first.types)
+
+
+def _forget_others(memory: dict[tuple[str, str], T], file: str) -> None:
+    for place in [place for place in memory if place[0] == file]:
+        del memory[place]
