@@ -22,9 +22,14 @@ from dataclasses import dataclass, field
 import grpc
 import pyarrow as pa
 
-from algebra.arrow_ipc import from_ipc, to_ipc
+from algebra.arrow_ipc import to_ipc
 from algebra.engines.contract import Relation
-from algebra.errors import DataError, LockstepError, OrderingViolationError, SourceUnavailableError
+from algebra.errors import (
+    LockstepError,
+    OrderingViolationError,
+    ProtocolVersionError,
+    SourceUnavailableError,
+)
 from algebra.global_transaction import GlobalTransaction
 from algebra.local_view import Keys, LocalView
 from algebra.position import ORIGIN, Position
@@ -39,9 +44,11 @@ from protos.convert import (
     position_from_proto,
     position_to_proto,
 )
+from protos.incoming import checked_touched, decoded_answer, decoded_delta
 from protos.lockstep.v1 import types_pb2, wrapper_pb2_grpc
 from protos.lockstep.v1 import wrapper_pb2 as pb
-from protos.server import MESSAGE_OPTIONS
+from protos.security.settings import PLAIN, Connection
+from protos.security.tls import open_channel
 from protos.status import error_from_rpc, error_of
 
 log = logging.getLogger(__name__)
@@ -95,6 +102,14 @@ class _OpenQuery:
     schema: pa.Schema
     future: Future[Answer]
     chunks: list[Relation] = field(default_factory=list)
+    position: Position | None = None
+    """Of the first chunk; an answer is about one state of the source."""
+
+    def ask_again(self) -> pb.ExchangeRequest:
+        """The request for a new stream; what the old one answered is void."""
+        self.chunks.clear()
+        self.position = None
+        return pb.ExchangeRequest(query=self.request)
 
 
 @dataclass(frozen=True)
@@ -103,6 +118,15 @@ class SourceDescription:
 
     catalog: Catalog
     capabilities: types_pb2.Capabilities
+
+
+def _check_version(source: str, theirs: int) -> None:
+    """Raise unless the wrapper speaks our version; one that does not say so is from before versions were told."""
+    if theirs not in (0, PROTOCOL_VERSION):
+        raise ProtocolVersionError(
+            f"the wrapper of source {source!r} speaks protocol version {theirs}, "
+            f"this mediator {PROTOCOL_VERSION}: upgrade the older one"
+        )
 
 
 class SourceChannel:
@@ -116,6 +140,7 @@ class SourceChannel:
         on_update: Callable[[SourceUpdate], None],
         on_view_failed: Callable[[str, LockstepError], None],
         credit_rows: int,
+        connection: Connection = PLAIN,
     ) -> None:
         self.source = source
         self.address = address
@@ -133,10 +158,14 @@ class SourceChannel:
         self._defined: dict[str, _Defined] = {}
         self._queries: dict[int, _OpenQuery] = {}
         self._ids = itertools.count(1)
+        self._asked = 0
+        """The last query id that was given out."""
+        self._given: set[str] = set()
+        """Local views that the wrapper was told of on this stream; it may speak of no other."""
         self._reported = ORIGIN
         self._stopped = threading.Event()
         self._call: grpc.Call | None = None
-        self._channel = grpc.insecure_channel(address, options=list(MESSAGE_OPTIONS))
+        self._channel = open_channel(address, connection, PROTOCOL_VERSION)
         self._stub = wrapper_pb2_grpc.WrapperServiceStub(self._channel)
         self._thread = threading.Thread(target=self._run, name=f"channel-{source}", daemon=True)
 
@@ -188,6 +217,7 @@ class SourceChannel:
             raise SourceUnavailableError(
                 f"the wrapper at {self.address} serves source {response.source!r}, not {self.source!r}"
             )
+        _check_version(self.source, response.protocol_version)
         self.capabilities = response.capabilities
         return SourceDescription(
             catalog_from_proto(self.source, list(response.relations)), response.capabilities
@@ -224,6 +254,7 @@ class SourceChannel:
     def _send_definitions(self, definitions: Sequence[_Defined]) -> None:
         for number, defined in enumerate(definitions, start=1):
             defined.reported = False
+            self._given.add(defined.view.name)
             define = pb.DefineLocalView(
                 local_view=local_view_to_proto(defined.view),
                 after=position_to_proto(defined.delivered),
@@ -273,6 +304,7 @@ class SourceChannel:
         future: Future[Answer] = Future()
         with self._lock:
             self._queries[request.query_id] = _OpenQuery(request, schema, future)
+            self._asked = max(self._asked, request.query_id)
             self.counters.queries += 1
             if self.connected:
                 self._send(pb.ExchangeRequest(query=request))
@@ -376,16 +408,23 @@ class SourceChannel:
     def _connected(
         self, attached: pb.Attached, outgoing: queue.SimpleQueue[pb.ExchangeRequest | None]
     ) -> None:
+        if attached.source != self.source:
+            raise OrderingViolationError(
+                f"the wrapper at {self.address} serves source {attached.source!r}, not {self.source!r}"
+            )
+        _check_version(self.source, attached.protocol_version)
         with self._lock:
+            if self._outgoing is outgoing:
+                raise OrderingViolationError(f"source {self.source!r} attached twice on one stream")
             self._outgoing = outgoing
+            self._given.clear()
             self._reported = ORIGIN
             self.capabilities = attached.capabilities
             self.state, self.since, self.problem = "connected", now(), ""
             self._send(pb.ExchangeRequest(credit=pb.Credit(rows=self._credit_rows)))
             self._send_definitions(list(self._defined.values()))
             for open_query in self._queries.values():
-                open_query.chunks.clear()
-                self._send(pb.ExchangeRequest(query=open_query.request))
+                self._send(open_query.ask_again())
             self._lock.notify_all()
         log.info("source %s connected at %s", self.source, self.address)
 
@@ -402,7 +441,10 @@ class SourceChannel:
     def _handle(
         self, response: pb.ExchangeResponse, outgoing: queue.SimpleQueue[pb.ExchangeRequest | None]
     ) -> None:
-        match response.WhichOneof("message"):
+        kind = response.WhichOneof("message")
+        if kind != "attached" and self._outgoing is not outgoing:
+            raise OrderingViolationError(f"source {self.source!r} sent {kind or 'nothing'} before it attached")
+        match kind:
             case "attached":
                 self._connected(response.attached, outgoing)
             case "defined":
@@ -415,6 +457,8 @@ class SourceChannel:
                 self._progress(position_from_proto(response.progress.position))
             case "error":
                 self._failed(response.error)
+            case _:
+                raise OrderingViolationError(f"source {self.source!r} sent a message of no known kind")
 
     def _begun(self, local_view: str) -> None:
         with self._lock:
@@ -440,15 +484,24 @@ class SourceChannel:
         deltas: dict[str, tuple[Relation | None, tuple[int, ...]]] = {}
         with self._lock:
             for delta in update.deltas:
+                if delta.local_view not in self._given:
+                    raise OrderingViolationError(
+                        f"source {self.source!r} sent changes of local view {delta.local_view!r}, "
+                        "which it was not given"
+                    )
+                if delta.local_view in deltas:
+                    raise OrderingViolationError(
+                        f"source {self.source!r} sent changes of local view {delta.local_view!r} twice at once"
+                    )
                 defined = self._defined.get(delta.local_view)
                 if defined is None or not defined.reported:
                     continue  # dropped or defined anew while the update was on its way
-                touched = tuple(delta.touched)
+                touched = checked_touched(delta, len(positions))
                 if touched and positions[touched[0]] <= defined.delivered:
                     raise OrderingViolationError(
                         f"source {self.source!r} repeated a transaction of local view {delta.local_view!r}"
                     )
-                rows = self._decode(delta.arrow, defined.view) if delta.arrow else None
+                rows = decoded_delta(delta.arrow, defined.view, touched) if delta.arrow else None
                 deltas[delta.local_view] = (rows, touched)
             self.counters.transactions += len(positions)
         # Deliver before the position moves: whoever waits for the position then finds the update queued.
@@ -468,32 +521,28 @@ class SourceChannel:
                     self._defined[name].delivered = positions[touched[-1]]
             self._lock.notify_all()
 
-    @staticmethod
-    def _decode(payload: bytes, view: LocalView) -> Relation:
-        rows = from_ipc(payload)
-        expected = [*view.arrow.names, "_tx", COUNT]
-        if sorted(rows.column_names) != sorted(expected) or any(
-            rows.schema.field(f.name).type != f.type for f in view.arrow
-        ):
-            raise DataError(f"an update of local view {view.name!r} does not have its columns")
-        return rows.select(expected)
-
     def _collect(self, result: pb.QueryResult) -> None:
         with self._lock:
             open_query = self._queries.get(result.query_id)
             if open_query is None:
+                if not 0 < result.query_id <= self._asked:
+                    raise OrderingViolationError(
+                        f"source {self.source!r} answered query {result.query_id}, which was not asked"
+                    )
                 return  # abandoned
             position = position_from_proto(result.position)
+            if open_query.position is not None and position != open_query.position:
+                raise OrderingViolationError(
+                    f"source {self.source!r} answered one query at {open_query.position} and at {position}"
+                )
+            open_query.position = position
             if position != self._reported:
                 raise OrderingViolationError(
                     f"source {self.source!r} answered at {position} after reporting up to {self._reported}"
                 )
             if result.arrow:
-                rows = from_ipc(result.arrow)
-                if not rows.schema.equals(open_query.schema):
-                    name = open_query.request.local_view
-                    raise DataError(f"an answer for {name!r} does not have its columns")
-                open_query.chunks.append(rows)
+                name = open_query.request.local_view
+                open_query.chunks.append(decoded_answer(result.arrow, open_query.schema, name))
             if not result.last:
                 return
             del self._queries[result.query_id]

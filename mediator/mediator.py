@@ -38,6 +38,7 @@ from mediator.warehouse.records import StoredView, VersionRow
 from mediator.warehouse.warehouse import Warehouse
 from protos.convert import now
 from protos.lockstep.v1.types_pb2 import Capabilities
+from protos.security.settings import PLAIN
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,13 @@ class Mediator:
         identity = f"mediator at {config.listen}"
         self.channels = {
             source: SourceChannel(
-                source, address, identity, self._deliver, self._view_failed, config.umq_rows
+                source,
+                address,
+                identity,
+                self._deliver,
+                self._view_failed,
+                config.umq_rows,
+                config.connections.get(source, PLAIN),
             )
             for source, address in config.sources.items()
         }

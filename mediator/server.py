@@ -25,7 +25,7 @@ class MediatorServer:
         # The engine may start a Java process, which must not happen while gRPC's threads run: it forks.
         self.mediator = Mediator(self._config)
         service = mediator_pb2.DESCRIPTOR.services_by_name["MediatorService"].full_name
-        self._server = GrpcServer(self._config.listen, [service])
+        self._server = GrpcServer(self._config.listen, [service], self._config.security)
         mediator_pb2_grpc.add_MediatorServiceServicer_to_server(
             MediatorService(self.mediator), self._server.server
         )

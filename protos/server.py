@@ -1,4 +1,4 @@
-"""A gRPC server with health and reflection, as wrapper and mediator both run it."""
+"""A gRPC server with health, reflection and a guard, as wrapper and mediator both run it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,43 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from algebra.errors import ConfigurationError
+from protos.convert import PROTOCOL_VERSION
+from protos.security.audit import AuditLog
+from protos.security.guard import Guard
+from protos.security.settings import RESPONSE_BYTES, ServerSecurity
+from protos.security.tls import bind, check_exposed
 
 MESSAGE_OPTIONS: Sequence[tuple[str, int]] = (
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", RESPONSE_BYTES),
     ("grpc.max_send_message_length", -1),
 )
-"""Sizes are bounded by chunking and credit, not by gRPC's default of 4 MiB."""
+"""For clients that open a channel themselves; gRPC's default of 4 MiB is less than one chunk of rows."""
 
 
 class GrpcServer:
-    """A server on one address; tells its health as long as it serves."""
+    """A server on one address; tells its health as long as it serves. `source` is the one a wrapper serves."""
 
-    def __init__(self, listen: str, services: Sequence[str], workers: int = 32) -> None:
+    def __init__(
+        self,
+        listen: str,
+        services: Sequence[str],
+        security: ServerSecurity | None = None,
+        source: str = "",
+        workers: int = 32,
+    ) -> None:
+        self._security = security or ServerSecurity()
+        check_exposed(listen, self._security)
+        name = f"wrapper {source}" if source else "mediator"
+        self.audit = AuditLog(self._security.audit, name)
+        self._guard = Guard(self._security, self.audit, PROTOCOL_VERSION, source)
         self.server = grpc.server(
             futures.ThreadPoolExecutor(workers, thread_name_prefix="grpc"),
-            options=[*MESSAGE_OPTIONS, ("grpc.so_reuseport", 0)],
+            interceptors=[self._guard],
+            options=[
+                ("grpc.max_receive_message_length", self._security.max_request_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+            ],
         )
         self._listen = listen
         self._services = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
@@ -34,12 +56,10 @@ class GrpcServer:
 
     def start(self) -> str:
         """Listen and serve; the bound address as host:port."""
-        try:
-            port = self.server.add_insecure_port(self._listen)
-        except RuntimeError:
-            port = 0
+        port = bind(self.server, self._listen, self._security.tls)
         if port == 0:
             raise ConfigurationError(f"cannot listen on {self._listen}: is the address in use?")
+        self._guard.start()
         self.server.start()
         for service in ("", *self._services):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -50,3 +70,4 @@ class GrpcServer:
         """Refuse new work at once, let running calls finish within `grace` seconds."""
         self._health.enter_graceful_shutdown()
         self.server.stop(grace).wait()
+        self._guard.stop()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -34,7 +34,7 @@ from algebra.local_view import Keys, LocalView
 from algebra.schema import Catalog
 from protos.convert import local_view_from_proto, now, position_from_proto
 from protos.lockstep.v1 import wrapper_pb2 as pb
-from wrapper.allow_list import allowed_view
+from wrapper.allow_list import UNRESTRICTED, MediatorPolicy, allowed_view
 from wrapper.localized_processor import LocalizedQuery, keys_of, localize, with_types
 from wrapper.message_queue import OrderMessageQueue, WrapperMessageQueue
 from wrapper.order_assignment import OrderAssignment
@@ -52,10 +52,13 @@ class Session:
     """One attached mediator: its local views, its unanswered queries, and its credit in rows.
 
     `defining`: more local views are on their way, and nothing is reported or answered before they are there.
+    `policy`: what it may see. `refused` is told what it was refused.
     """
 
     mediator: str
     queue: OrderMessageQueue
+    policy: MediatorPolicy = UNRESTRICTED
+    refused: Callable[[str, LockstepError], None] = lambda what, error: None
     order: OrderAssignment = field(init=False)
     views: dict[str, ReportedView] = field(default_factory=dict)
     queries: list[pb.MaintenanceQuery] = field(default_factory=list)
@@ -196,11 +199,12 @@ class QueryProcessor:
             raise
         except LockstepError as error:
             name = request.define.local_view.name if kind == "define" else ""
+            session.refused(str(kind), error)
             session.order.send_error(error.reason, error.message, local_view=name)
 
     def _define(self, session: Session, define: pb.DefineLocalView) -> None:
         catalog = self._catalog = self._adapter.catalog()
-        view = allowed_view(local_view_from_proto(define.local_view), catalog)
+        view = allowed_view(local_view_from_proto(define.local_view), catalog, session.policy)
         self._adapter.prepare(view.relations)
         session.views[view.name] = ReportedView.of(view, catalog, position_from_proto(define.after))
         session.order.send(pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=view.name)))
@@ -249,17 +253,23 @@ class QueryProcessor:
         try:
             if query.terms:
                 assert self._catalog is not None
-                rows = self._terms.evaluate(query, self._catalog, snapshot)
-                session.order.send_result(query.query_id, snapshot.position, iter(rows.to_batches()))
+                visible = session.policy.visible(self._catalog)
+                rows = self._terms.evaluate(query, visible, snapshot, session.policy)
+                batches = session.policy.bounded(iter(rows.to_batches()), f"an answer for {query.local_view!r}")
+                session.order.send_result(query.query_id, snapshot.position, batches)
                 return
             if reported is None:
                 raise RefusedError(f"local view {query.local_view!r} is not defined on this stream")
             localized = self._localize(reported.view, keys_of(query, reported.view))
-            session.order.send_result(query.query_id, snapshot.position, localized.answer(snapshot))
+            batches = session.policy.bounded(
+                localized.answer(snapshot), f"an answer for {query.local_view!r}"
+            )
+            session.order.send_result(query.query_id, snapshot.position, batches)
         except SourceUnavailableError:
             session.queries.append(query)
             raise
         except LockstepError as error:
+            session.refused("query", error)
             session.order.send_error(error.reason, error.message, query_id=query.query_id)
 
     def _localize(self, view: LocalView, keys: Keys | None) -> LocalizedQuery:

@@ -6,7 +6,9 @@ import threading
 
 from adapters.spi import Adapter
 from protos.lockstep.v1 import wrapper_pb2, wrapper_pb2_grpc
+from protos.security.settings import WRAPPER_REQUEST_BYTES, ServerSecurity
 from protos.server import GrpcServer
+from wrapper.allow_list import Policies
 from wrapper.query_processor import QueryProcessor
 from wrapper.service import WrapperService
 
@@ -14,14 +16,22 @@ from wrapper.service import WrapperService
 class WrapperServer:
     """Serves one source on one address."""
 
-    def __init__(self, adapter: Adapter, listen: str) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        listen: str,
+        security: ServerSecurity | None = None,
+        policies: Policies | None = None,
+    ) -> None:
         self._adapter = adapter
         self._processor = QueryProcessor(adapter)
         self._thread = threading.Thread(target=self._processor.run, name="query-processor", daemon=True)
         service = wrapper_pb2.DESCRIPTOR.services_by_name["WrapperService"].full_name
-        self._server = GrpcServer(listen, [service])
+        security = security or ServerSecurity(max_request_bytes=WRAPPER_REQUEST_BYTES)
+        self._server = GrpcServer(listen, [service], security, adapter.config.name)
         wrapper_pb2_grpc.add_WrapperServiceServicer_to_server(
-            WrapperService(self._processor, self._new_adapter), self._server.server
+            WrapperService(self._processor, self._new_adapter, self._server.audit, policies),
+            self._server.server,
         )
         self._done = threading.Event()
 

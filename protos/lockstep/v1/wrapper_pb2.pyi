@@ -510,8 +510,11 @@ class Attached(_message.Message):
 
     SOURCE_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """The source's name."""
+    protocol_version: _builtins.int
+    """The protocol version this wrapper speaks; refused if it is not the mediator's."""
     @_builtins.property
     def capabilities(self) -> _types_pb2.Capabilities:
         """What its capture can do."""
@@ -521,10 +524,11 @@ class Attached(_message.Message):
         *,
         source: _builtins.str = ...,
         capabilities: _types_pb2.Capabilities | None = ...,
+        protocol_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "protocol_version", b"protocol_version", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
