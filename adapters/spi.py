@@ -65,8 +65,8 @@ class Capabilities:
 class SourceConfig:
     """One source as configured. `relations` None means all; `options` are the adapter's own.
 
-    The URL and the options may hold secrets: neither is in the text form, and the secrets that the URL holds are
-    blotted out of every error and log line from now on.
+    The URL and the options may hold secrets: neither is in the text form, and the secrets that the URL holds
+    are blotted out of every error and log line from now on.
     """
 
     name: str

@@ -3,7 +3,7 @@
 Problem. A password reaches a process by a `${VAR}` in a URL and then passes through drivers whose error texts
 nobody here controls. Masking where a text is made would need every adapter, of every author, to think of it.
 
-Chosen way: whoever takes in a secret says so (`remember`), and the few doors through which text leaves (errors,
+Chosen way: whoever takes in a secret says so (`remember`), and the few doors by which text leaves (errors,
 logs, traces) pass it through `redacted`. URLs are masked by their structure as well (`masked_url`), so that a
 password is hidden that nobody has announced.
 """
@@ -75,9 +75,7 @@ def masked_url(text: str) -> str:
     'postgresql://ann:***@db/shop?sslmode=require&sslpassword=***'
     """
     hidden = _USER_INFO.sub(rf"\g<before>{MASK}", text)
-    return _PARAMETER.sub(
-        lambda m: m["before"] + (MASK if is_secret_name(m["name"]) else m["value"]), hidden
-    )
+    return _PARAMETER.sub(lambda m: m["before"] + (MASK if is_secret_name(m["name"]) else m["value"]), hidden)
 
 
 def redacted(text: str) -> str:

@@ -121,7 +121,8 @@ class SourceDescription:
 
 
 def _check_version(source: str, theirs: int) -> None:
-    """Raise unless the wrapper speaks our version; one that does not say so is from before versions were told."""
+    """Raise unless the wrapper speaks our version; one that does not say so is from before versions were
+    told."""
     if theirs not in (0, PROTOCOL_VERSION):
         raise ProtocolVersionError(
             f"the wrapper of source {source!r} speaks protocol version {theirs}, "
@@ -443,7 +444,9 @@ class SourceChannel:
     ) -> None:
         kind = response.WhichOneof("message")
         if kind != "attached" and self._outgoing is not outgoing:
-            raise OrderingViolationError(f"source {self.source!r} sent {kind or 'nothing'} before it attached")
+            raise OrderingViolationError(
+                f"source {self.source!r} sent {kind or 'nothing'} before it attached"
+            )
         match kind:
             case "attached":
                 self._connected(response.attached, outgoing)
@@ -491,7 +494,7 @@ class SourceChannel:
                     )
                 if delta.local_view in deltas:
                     raise OrderingViolationError(
-                        f"source {self.source!r} sent changes of local view {delta.local_view!r} twice at once"
+                        f"source {self.source!r} sent changes of local view {delta.local_view!r} twice"
                     )
                 defined = self._defined.get(delta.local_view)
                 if defined is None or not defined.reported:

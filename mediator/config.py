@@ -31,9 +31,9 @@ class MediatorConfig:
 
     `sources` maps each source's name to its wrapper's address. `max_batch` is how many transactions one
     batched sweep takes at most. `embedded_memory` bounds the embedded engine's buffers; larger joins spill.
-    `umq_rows` is how many rows of updates may wait in all queues before wrappers are asked to pause. `security` is how
-    the mediator is protected from its clients, `connections` how it reaches the wrapper of each source; one that is not
-    named is reached by plain text, on this machine.
+    `umq_rows` is how many rows of updates may wait in all queues before wrappers are asked to pause.
+    `security` is how the mediator is protected from its clients, `connections` how it reaches the wrapper of
+    each source; one that is not named is reached by plain text, on this machine.
     """
 
     listen: str

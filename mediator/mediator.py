@@ -265,9 +265,13 @@ class Mediator:
         view = self.views.get(name)
         return view.problem if view is not None else self._state.detached.get(name, "")
 
+    def views_of(self, sql: str) -> set[str]:
+        """The views that a query reads; raises as the query would."""
+        return set(views_in(sql, [stored.name for stored in self.warehouse.views()]).values())
+
     def fixed_version(self, sql: str, version: int) -> dict[str, int]:
         """Which view a query with `as_of` reads at that version; it must read exactly one."""
-        views = set(views_in(sql, [stored.name for stored in self.warehouse.views()]).values())
+        views = self.views_of(sql)
         if len(views) != 1:
             raise ViewDefinitionError(f"--as-of needs a query over one view, not {len(views)}")
         return {views.pop(): version}

@@ -12,7 +12,7 @@ import grpc
 import psutil
 
 from algebra.arrow_ipc import schema_to_ipc, to_ipc
-from algebra.errors import LockstepError
+from algebra.errors import ForbiddenError, LockstepError, NotFoundError
 from algebra.position import Position
 from mediator.config import ViewSpecConfig
 from mediator.explain import explanation, maintenance
@@ -22,6 +22,9 @@ from mediator.warehouse.records import VersionRecord
 from protos.convert import position_to_proto
 from protos.lockstep.v1 import mediator_pb2 as pb
 from protos.lockstep.v1 import mediator_pb2_grpc
+from protos.security.access import require
+from protos.security.guard import call_of
+from protos.security.principals import Principal, Verb
 from protos.status import abort
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -60,6 +63,7 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
         self, request: pb.CreateViewRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.CreateViewResponse]:
         spec = _spec_from_proto(request.view)
+        call_of(context).target = spec.name
         for event in _with_progress(lambda progress: self._mediator.create_view(spec, progress)):
             if isinstance(event, pb.LoadProgress):
                 yield pb.CreateViewResponse(progress=event)
@@ -84,9 +88,13 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
 
     @_unary
     def ListViews(self, request: pb.ListViewsRequest, context: grpc.ServicerContext) -> pb.ListViewsResponse:
-        return pb.ListViewsResponse(
-            views=[self._view(stored.name) for stored in self._mediator.warehouse.views()]
-        )
+        seen = self._seen_by(call_of(context).principal)
+        return pb.ListViewsResponse(views=[self._view(name) for name in seen])
+
+    def _seen_by(self, principal: Principal) -> list[str]:
+        """The views that a caller may know of."""
+        names = [stored.name for stored in self._mediator.warehouse.views()]
+        return [name for name in names if may_see(principal, name)]
 
     @_unary
     def GetView(self, request: pb.GetViewRequest, context: grpc.ServicerContext) -> pb.GetViewResponse:
@@ -103,7 +111,10 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
             memory_bytes=psutil.Process().memory_info().rss,
         )
         response.started_at.FromDatetime(mediator.started_at)
-        for channel in mediator.channels.values():
+        principal = call_of(context).principal
+        # Who may read some views only has no business with where their rows come from.
+        all_seen = principal.may(Verb.READ, "") or principal.may(Verb.MANAGE, "")
+        for channel in mediator.channels.values() if all_seen else ():
             status = response.sources.add(
                 source=channel.source,
                 address=channel.address,
@@ -117,8 +128,7 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
                 capabilities=channel.capabilities,
             )
             status.since.FromDatetime(channel.since)
-        for stored in mediator.warehouse.views():
-            response.views.append(self._view_status(stored.name))
+        response.views.extend(self._view_status(name) for name in self._seen_by(principal))
         return response
 
     def _view_status(self, name: str) -> pb.ViewStatus:
@@ -148,6 +158,9 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
     @_streaming
     def Query(self, request: pb.QueryRequest, context: grpc.ServicerContext) -> Iterator[pb.QueryResponse]:
         fixed: Mapping[str, int] | None = None
+        call = call_of(context)
+        views = self._readable(call.principal, request.sql)
+        call.target = ", ".join(sorted(views))
         if request.HasField("as_of"):
             fixed = self._mediator.fixed_version(request.sql, request.as_of)
         reader, versions = self._mediator.warehouse.query(request.sql, fixed)
@@ -156,6 +169,23 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
             if batch.num_rows:
                 yield pb.QueryResponse(arrow=to_ipc(batch))
         yield pb.QueryResponse(last=True)
+
+    def _readable(self, principal: Principal, sql: str) -> set[str]:
+        """The views of a query, if the caller may read all of them.
+
+        One that may not hears the same of a view that does not exist: nobody learns names by asking.
+        """
+        every = principal.may(Verb.READ, "")
+        try:
+            views = self._mediator.views_of(sql)
+        except NotFoundError:
+            if every:
+                raise
+            views = None
+        if views is None or not all(principal.may(Verb.READ, view) for view in views):
+            own = ", ".join(sorted(scope.partition(":")[2] for scope in principal.scopes if ":" in scope))
+            raise ForbiddenError(f"{principal.title} may read {own or 'nothing'}, and the query names more")
+        return views
 
     @_streaming
     def WatchView(
@@ -220,13 +250,19 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
 
     @_unary
     def Explain(self, request: pb.ExplainRequest, context: grpc.ServicerContext) -> pb.ExplainResponse:
+        call = call_of(context)
         if request.WhichOneof("what") == "view":
+            call.target = request.view
+            if not may_see(call.principal, request.view):
+                require(call.principal, Verb.READ, request.view)
             stored = self._mediator.warehouse.view(request.view)
             kept = self._mediator.views.get(request.view)
             if kept is not None:
                 return pb.ExplainResponse(explanation=self._explanation(kept))
             spec = spec_from_json(stored.spec)
         else:
+            # It tells the columns of the sources: that is for those who may make views of them.
+            require(call.principal, Verb.MANAGE, "a view that does not exist yet")
             spec = _spec_from_proto(request.spec)
         decomposition = self._mediator.explain(spec)
         promise = self._mediator.promise(spec, decomposition)
@@ -255,6 +291,11 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
             promise = self._mediator.promise(kept.spec, kept.decomposition)
             view.maintenance.CopyFrom(maintenance(promise))
         return view
+
+
+def may_see(principal: Principal, view: str) -> bool:
+    """Whether a caller may know how a view is doing."""
+    return principal.may(Verb.READ, view) or principal.may(Verb.MANAGE, view)
 
 
 def _notify(condition: threading.Condition) -> None:

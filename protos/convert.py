@@ -15,8 +15,8 @@ from algebra.local_view import EquiJoin, LocalView, Occurrence, OutputColumn
 from algebra.position import Position
 from algebra.schema import Catalog, Column, RelationSchema
 from protos.lockstep.v1 import types_pb2 as pb
+from protos.version import PROTOCOL_VERSION as PROTOCOL_VERSION
 
-PROTOCOL_VERSION = 1
 MAX_EXPRESSION_DEPTH = 64
 
 _OPERATORS = {operator: getattr(pb, f"OPERATOR_{operator.name}") for operator in Operator}

@@ -1,10 +1,12 @@
 """Rows that a wrapper sends, checked before anyone counts on them.
 
-A mediator believes a wrapper about its source, not about the protocol: what does not fit the local view it is about
-ends the stream, and no view is changed.
+A mediator believes a wrapper about its source, not about the protocol: what does not fit the local view it is
+about ends the stream, and no view is changed.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +24,7 @@ TRANSACTION = "_tx"
 def checked_touched(delta: pb.LocalViewDelta, transactions: int) -> tuple[int, ...]:
     """The indexes of the transactions that touch a local view: ascending, and of this update."""
     touched = tuple(delta.touched)
-    ascending = all(earlier < later for earlier, later in zip(touched, touched[1:], strict=False))
+    ascending = all(earlier < later for earlier, later in itertools.pairwise(touched))
     if touched and not (ascending and touched[0] >= 0 and touched[-1] < transactions):
         raise OrderingViolationError(
             f"changes of local view {delta.local_view!r} name transactions that the update does not have"
@@ -31,7 +33,8 @@ def checked_touched(delta: pb.LocalViewDelta, transactions: int) -> tuple[int, .
 
 
 def decoded_delta(payload: bytes, view: LocalView, touched: tuple[int, ...]) -> Relation:
-    """The rows of a ΔIS with the local view's columns, `_tx` and `_count`; DataError if they are anything else."""
+    """The rows of a ΔIS with the local view's columns, `_tx` and `_count`; DataError if they are anything
+    else."""
     rows = from_ipc(payload)
     expected = pa.schema([*view.arrow, pa.field(TRANSACTION, pa.int32()), pa.field(COUNT, pa.int64())])
     if sorted(rows.column_names) != sorted(expected.names) or any(
@@ -45,7 +48,9 @@ def decoded_delta(payload: bytes, view: LocalView, touched: tuple[int, ...]) -> 
     if len(numbers) > 1 and not pc.all(pc.greater_equal(numbers[1:], numbers[:-1])).as_py():
         raise DataError(f"an update of local view {view.name!r} has its transactions out of order")
     if not pc.all(pc.is_in(numbers, value_set=pa.array(touched, pa.int32()))).as_py() and len(numbers):
-        raise DataError(f"an update of local view {view.name!r} has rows of transactions that do not touch it")
+        raise DataError(
+            f"an update of local view {view.name!r} has rows of transactions that do not touch it"
+        )
     return rows
 
 

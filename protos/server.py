@@ -10,11 +10,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from algebra.errors import ConfigurationError
-from protos.convert import PROTOCOL_VERSION
 from protos.security.audit import AuditLog
 from protos.security.guard import Guard
 from protos.security.settings import RESPONSE_BYTES, ServerSecurity
 from protos.security.tls import bind, check_exposed
+from protos.version import PROTOCOL_VERSION
 
 MESSAGE_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_receive_message_length", RESPONSE_BYTES),
@@ -24,7 +24,8 @@ MESSAGE_OPTIONS: Sequence[tuple[str, int]] = (
 
 
 class GrpcServer:
-    """A server on one address; tells its health as long as it serves. `source` is the one a wrapper serves."""
+    """A server on one address; tells its health as long as it serves. `source` is the one a wrapper
+    serves."""
 
     def __init__(
         self,

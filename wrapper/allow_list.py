@@ -1,8 +1,8 @@
 """What a mediator may ask a wrapper for: only what its source shows, and of that only what is allowed to it.
 
-A source's owner may give each mediator a list of relations and columns. What is not on the list is treated as if it
-were not there: `DescribeSource` leaves it out, and a definition or query that names it is refused with the same words
-whether or not it exists, so that nobody learns by asking.
+A source's owner may give each mediator a list of relations and columns. What is not on the list is treated as
+if it were not there: `DescribeSource` leaves it out, and a definition or query that names it is refused with
+the same words whether or not it exists, so that nobody learns by asking.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ EVERYONE_ELSE = "*"
 class MediatorPolicy:
     """What one mediator may see, and how much of it.
 
-    `relations` maps each relation it may see to the columns it may see, None meaning all; None instead of the mapping
-    means every relation. `max_rows` bounds each extent and each answer; `queries_per_second` how often it may ask.
-    Absent limits do not limit.
+    `relations` maps each relation it may see to the columns it may see, None meaning all; None instead of the
+    mapping means every relation. `max_rows` bounds each extent and each answer; `queries_per_second` how
+    often it may ask. Absent limits do not limit.
     """
 
     relations: Mapping[str, frozenset[str] | None] | None = None
@@ -54,7 +54,8 @@ class MediatorPolicy:
         return columns is None or column in columns
 
     def bounded(self, batches: Iterator[pa.RecordBatch], what: str) -> Iterator[pa.RecordBatch]:
-        """The batches, until there are more rows than allowed: then LimitExceededError, and not a row more."""
+        """The batches, until there are more rows than allowed: then LimitExceededError, and not a row
+        more."""
         rows = 0
         for batch in batches:
             rows += batch.num_rows

@@ -255,7 +255,9 @@ class QueryProcessor:
                 assert self._catalog is not None
                 visible = session.policy.visible(self._catalog)
                 rows = self._terms.evaluate(query, visible, snapshot, session.policy)
-                batches = session.policy.bounded(iter(rows.to_batches()), f"an answer for {query.local_view!r}")
+                batches = session.policy.bounded(
+                    iter(rows.to_batches()), f"an answer for {query.local_view!r}"
+                )
                 session.order.send_result(query.query_id, snapshot.position, batches)
                 return
             if reported is None:

@@ -1,7 +1,7 @@
 """How often a mediator may ask: a bucket that fills at a steady rate.
 
-Who asks too often waits; on the Exchange that holds up everything the mediator sends, and gRPC's flow control tells it
-so. To refuse instead would pause a view for having been busy.
+Who asks too often waits; on the Exchange that holds up everything the mediator sends, and gRPC's flow control
+tells it so. To refuse instead would pause a view for having been busy.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class RateLimit:
         if delay > PATIENCE_SECONDS:
             with self._lock:
                 self._room += 1.0
-            raise LimitExceededError(f"this mediator may ask {self._rate:g} times a second, and asks more often")
+            raise LimitExceededError(
+                f"this mediator may ask {self._rate:g} times a second, and asks more often"
+            )
         if delay:
             time.sleep(delay)

@@ -99,7 +99,9 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
         self, adapter: Adapter, request: pb.LoadLocalViewRequest, policy: MediatorPolicy
     ) -> Iterator[pb.LoadLocalViewResponse]:
         catalog = adapter.catalog()
-        views = [allowed_view(local_view_from_proto(message), catalog, policy) for message in request.local_views]
+        views = [
+            allowed_view(local_view_from_proto(message), catalog, policy) for message in request.local_views
+        ]
         if not views:
             raise RefusedError("a load without local views")
         adapter.prepare(list(dict.fromkeys(relation for view in views for relation in view.relations)))

@@ -15,10 +15,10 @@ Need = tuple[Verb, ...]
 class Rule:
     """What a caller must be allowed, one of `needs` with all its verbs, and how audit records call the act.
 
-    `target` is the field of the request that names the view; without one, the verb must be allowed for something, and
-    the service looks after the rest (the views of a query are known only when it is parsed). An RPC on a source always
-    has that source as its target. `open` means that nobody is asked who they are. `lasting` streams are recorded when
-    they begin, too.
+    `target` is the field of the request that names the view; without one, the verb must be allowed for
+    something, and the service looks after the rest (the views of a query are known only when it is parsed).
+    An RPC on a source always has that source as its target. `open` means that nobody is asked who they are.
+    `lasting` streams are recorded when they begin, too.
     """
 
     action: str

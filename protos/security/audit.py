@@ -1,7 +1,7 @@
-"""The audit log: who did what, to which view or source, from where, and how it went; one JSON object per line.
+"""The audit log: who did what, to which view or source, from where, and how it went; JSON lines.
 
-Records hold names, never rows, SQL text or secrets. A server without an audit file sends them to its log: what
-changes something or was refused at level info, the rest at level debug.
+Records hold names, never rows, SQL text or secrets. A server without an audit file sends them to its log:
+what changes something or was refused at level info, the rest at level debug.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """The guard before every RPC: who is calling, whether they may, and what the audit log says about it.
 
-It is the outermost code of each call. So it is also where whatever a handler did not foresee ends: the caller gets one
-line without details, the log has the trace. A message that is not what the protocol says is refused here, before any
-handler sees it.
+It is the outermost code of each call. So it is also where whatever a handler did not foresee ends: the caller
+gets one line without details, the log has the trace. A message that is not what the protocol says is refused
+here, before any handler sees it.
 
-Revocation reaches open streams: a thread looks after the tokens of all calls that last, and cancels those whose token
-is gone, `REVOCATION_SECONDS` after the file has changed at the latest.
+Revocation reaches open streams: a thread looks after the tokens of all calls that last, and cancels those
+whose token is gone, `REVOCATION_SECONDS` after the file has changed at the latest.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -162,7 +162,7 @@ class Guard(grpc.ServerInterceptor):
         target = self._source or (str(getattr(request, rule.target, "")) if rule.target else "")
         call = Call(Principal("unknown", "none", frozenset()), context.peer(), rule.action, target)
         try:
-            metadata = {key: value for key, value in context.invocation_metadata() or ()}
+            metadata = dict(context.invocation_metadata() or ())
             call.principal = self._principal(metadata, context)
             check(call.principal, method, rule, target)
             self._check_version(metadata)
@@ -176,7 +176,8 @@ class Guard(grpc.ServerInterceptor):
 
     def _principal(self, metadata: dict[str, Any], context: grpc.ServicerContext) -> Principal:
         given = metadata.get(AUTHORIZATION)
-        names = [name.decode("utf-8", "replace") for name in context.auth_context().get("x509_common_name", ())]
+        shown: Mapping[str, Any] = context.auth_context()
+        names = [name.decode("utf-8", "replace") for name in shown.get("x509_common_name", ())]
         if given is not None and self._tokens is not None:
             kind, _, token = str(given).partition(" ")
             if kind.lower() != "bearer":
@@ -187,7 +188,9 @@ class Guard(grpc.ServerInterceptor):
                 return self._certificates[name]
         if self._security.knows_callers:
             who = f"the certificate of {names[0]!r} is not known here" if names else "no token was sent"
-            raise UnauthenticatedError(f"{who}; give one with LOCKSTEP_TOKEN, or `connect.token` in a mediator's file")
+            raise UnauthenticatedError(
+                f"{who}; give one with LOCKSTEP_TOKEN, or `connect.token` in a mediator's file"
+            )
         if names:
             return Principal(names[0], "certificate", ANONYMOUS.scopes)
         local = context.peer().startswith(("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:"))
@@ -233,7 +236,9 @@ class Guard(grpc.ServerInterceptor):
                     call.revoked = not self._tokens.still_valid(call.principal)
                     if call.revoked:
                         log.warning("%s is no longer valid: its %s ends", call.principal.title, call.action)
-                        self._recorded(call, UnauthenticatedError.reason, "the token was revoked or has expired")
+                        self._recorded(
+                            call, UnauthenticatedError.reason, "the token was revoked or has expired"
+                        )
                         with suppress(Exception):  # it may be ending by itself
                             context.cancel()
 
@@ -241,8 +246,8 @@ class Guard(grpc.ServerInterceptor):
 def _reason(context: grpc.ServicerContext) -> str:
     from google.rpc import error_details_pb2, status_pb2
 
-    for key, value in context.trailing_metadata() or ():  # type: ignore[attr-defined]
-        if key == "grpc-status-details-bin":
+    for key, value in context.trailing_metadata() or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
             info = error_details_pb2.ErrorInfo()
             for detail in status_pb2.Status.FromString(value).details:
                 if detail.Unpack(info):

@@ -12,8 +12,9 @@ from algebra.errors import ConfigurationError
 class Verb(StrEnum):
     """What a scope allows.
 
-    READ: query and watch a view, and see how it is doing. MANAGE: create, drop, refresh, verify and compact views.
-    ATTACH: be a mediator of a source. READ and ATTACH may be narrowed to one view or source: `read:order_book`.
+    READ: query and watch a view, and see how it is doing. MANAGE: create, drop, refresh, verify and compact
+    views. ATTACH: be a mediator of a source. READ and ATTACH may be narrowed to one view or source, as in
+    `read:order_book`.
     """
 
     READ = "read"

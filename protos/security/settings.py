@@ -20,7 +20,8 @@ RESPONSE_BYTES = 1024 * MEBIBYTE
 
 @dataclass(frozen=True)
 class ServerTls:
-    """Files of a server's certificate chain and key. With `client_ca`, clients must show a certificate of it."""
+    """Files of a server's certificate chain and key. With `client_ca`, clients must show a certificate of
+    it."""
 
     certificate: Path
     key: Path
@@ -31,9 +32,10 @@ class ServerTls:
 class ServerSecurity:
     """How a server is protected.
 
-    `tokens` is the file of token hashes. `certificates` maps the common name of a client certificate to what its
-    holder may do. With neither, whoever can connect may do everything. `insecure` allows that, and plain text, on an
-    address that other machines reach. `audit` is the file of audit records; without it they go to the log.
+    `tokens` is the file of token hashes. `certificates` maps the common name of a client certificate to what
+    its holder may do. With neither, whoever can connect may do everything. `insecure` allows that, and plain
+    text, on an address that other machines reach. `audit` is the file of audit records; without it they go to
+    the log.
     """
 
     tls: ServerTls | None = None
@@ -53,8 +55,8 @@ class ServerSecurity:
 class ClientTls:
     """Files by which a client checks the server and shows its own certificate.
 
-    `ca` None means the roots that gRPC brings. `server_name` is the name expected in the server's certificate, if it
-    is not the address's.
+    `ca` None means the roots that gRPC brings. `server_name` is the name expected in the server's
+    certificate, if it is not the address's.
     """
 
     ca: Path | None = None
@@ -65,7 +67,8 @@ class ClientTls:
 
 @dataclass(frozen=True)
 class Connection:
-    """How a client reaches a server. `insecure` allows plain text to other machines, with the token if there is one."""
+    """How a client reaches a server. `insecure` allows plain text to other machines, with the token if
+    there is one."""
 
     tls: ClientTls | None = None
     token: str = field(default="", repr=False)

@@ -1,4 +1,5 @@
-"""TLS from files: a server's credentials and a client's channel. What is wrong is one line; keys are never shown."""
+"""TLS from files: a server's credentials and a client's channel. What is wrong is one line; keys are never
+shown."""
 
 from __future__ import annotations
 
@@ -24,16 +25,17 @@ LARGEST_SEND = -1
 
 
 def check_exposed(listen: str, security: ServerSecurity) -> None:
-    """Raise unless a server may listen there: others' machines are met with TLS, and must say who they are."""
+    """Raise unless a server may listen there: others' machines are met with TLS, and must say who they
+    are."""
     if is_loopback(listen) or security.insecure:
         return
     if security.tls is None:
         raise ConfigurationError(
-            f"{listen} can be reached from other machines: give `tls`, or allow plain text with `insecure: true`"
+            f"other machines reach {listen}: give `tls`, or allow plain text with `insecure: true`"
         )
     if not security.knows_callers and security.tls.client_ca is None:
         raise ConfigurationError(
-            f"{listen} can be reached from other machines: say who may call with `tokens`, `certificates` or "
+            f"other machines reach {listen}: say who may call with `tokens`, `certificates` or "
             "`tls.client_ca`, or let everybody in with `insecure: true`"
         )
 
@@ -56,11 +58,16 @@ def _server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
 def open_channel(
     address: str, connection: Connection, version: int, options: Sequence[tuple[str, Any]] = ()
 ) -> grpc.Channel:
-    """A channel that is encrypted unless the address is on this machine, and shows the token with each call."""
+    """A channel that is encrypted unless the address is on this machine, and shows the token with each
+    call."""
     if connection.tls is None and not connection.insecure and not is_loopback(address):
-        what = "a token is not sent in plain text" if connection.token else "plain text is for this machine alone"
+        what = (
+            "a token is not sent in plain text"
+            if connection.token
+            else "plain text is for this machine alone"
+        )
         raise ConfigurationError(
-            f"{address} is on another machine, and {what}: name the authority of its certificate (`ca`, --ca), "
+            f"{address} is another machine, and {what}: name the authority of its certificate (`ca`, --ca), "
             "or allow plain text (`insecure`, --insecure)"
         )
     chosen: list[tuple[str, Any]] = [
@@ -135,10 +142,10 @@ class _CallDetails(NamedTuple):
 
 
 class _WithMetadata(
-    grpc.UnaryUnaryClientInterceptor,  # type: ignore[type-arg]
-    grpc.UnaryStreamClientInterceptor,  # type: ignore[type-arg]
-    grpc.StreamUnaryClientInterceptor,  # type: ignore[type-arg]
-    grpc.StreamStreamClientInterceptor,  # type: ignore[type-arg]
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
 ):
     """Adds the same metadata to every call of a channel.
 
@@ -164,7 +171,9 @@ class _WithMetadata(
     def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return continuation(self._extended(client_call_details), request)
 
-    def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+    def intercept_stream_unary(
+        self, continuation: Any, client_call_details: Any, request_iterator: Any
+    ) -> Any:
         return continuation(self._extended(client_call_details), request_iterator)
 
     def intercept_stream_stream(

@@ -1,11 +1,11 @@
 """Bearer tokens: made once, shown once, kept as salted hashes in a file.
 
-A token reads `lst_<id>_<secret>`: the id finds the entry, the secret (256 random bits) is hashed with scrypt and
-compared in constant time. A server reads the file again whenever it has changed; so whoever removes an entry ends
-that token everywhere, without a restart. A file that cannot be read lets nobody in.
+A token reads `lst_<id>_<secret>`: the id finds the entry, the secret (256 random bits) is hashed with scrypt
+and compared in constant time. A server reads the file again whenever it has changed; so whoever removes an
+entry ends that token everywhere, without a restart. A file that cannot be read lets nobody in.
 
-What was checked once is remembered under a keyed digest that lives only in this process, because hashing slowly on
-each call would make the server the victim of its own care.
+What was checked once is remembered under a keyed digest that lives only in this process, because hashing
+slowly on each call would make the server the victim of its own care.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class TokenFile:
         except OSError as error:
             raise ConfigurationError(f"{self.path}: cannot be read ({error.strerror})") from None
         try:
-            document = json.loads(text) if len(text) <= LARGEST_FILE else None
+            document: Any = json.loads(text) if len(text) <= LARGEST_FILE else None
             if document["format"] != FORMAT:
                 raise ConfigurationError(f"{self.path}: is of format {document['format']}, not {FORMAT}")
             return [_entry(item) for item in document["tokens"]]
