@@ -8,6 +8,8 @@ from mediator.config import MediatorConfig
 from mediator.mediator import Mediator
 from mediator.service import MediatorService
 from protos.lockstep.v1 import mediator_pb2, mediator_pb2_grpc
+from protos.security.settings import PLAIN
+from protos.security.tls import check_exposed, check_reached
 from protos.server import GrpcServer
 
 
@@ -22,14 +24,17 @@ class MediatorServer:
 
     def start(self) -> str:
         """Begin to serve; the bound address."""
+        check_exposed(self._config.listen, self._config.security)
+        for source, address in self._config.sources.items():
+            check_reached(address, self._config.connections.get(source, PLAIN))
         # The engine may start a Java process, which must not happen while gRPC's threads run: it forks.
         self.mediator = Mediator(self._config)
         service = mediator_pb2.DESCRIPTOR.services_by_name["MediatorService"].full_name
-        self._server = GrpcServer(self._config.listen, [service], self._config.security)
-        mediator_pb2_grpc.add_MediatorServiceServicer_to_server(
-            MediatorService(self.mediator), self._server.server
-        )
         try:
+            self._server = GrpcServer(self._config.listen, [service], self._config.security)
+            mediator_pb2_grpc.add_MediatorServiceServicer_to_server(
+                MediatorService(self.mediator), self._server.server
+            )
             address = self._server.start()
         except BaseException:
             self.mediator.stop()

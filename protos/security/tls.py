@@ -40,6 +40,20 @@ def check_exposed(listen: str, security: ServerSecurity) -> None:
         )
 
 
+def check_reached(address: str, connection: Connection) -> None:
+    """Raise unless a client may connect there as it would: plain text does not leave this machine."""
+    if connection.tls is None and not connection.insecure and not is_loopback(address):
+        what = (
+            "a token is not sent in plain text"
+            if connection.token
+            else "plain text is for this machine alone"
+        )
+        raise ConfigurationError(
+            f"{address} is another machine, and {what}: name the authority of its certificate (`ca`, --ca), "
+            "or allow plain text (`insecure`, --insecure)"
+        )
+
+
 def bind(server: grpc.Server, listen: str, tls: ServerTls | None) -> int:
     """The port that the server listens on; 0 if the address cannot be had."""
     with contextlib.suppress(RuntimeError):
@@ -60,16 +74,7 @@ def open_channel(
 ) -> grpc.Channel:
     """A channel that is encrypted unless the address is on this machine, and shows the token with each
     call."""
-    if connection.tls is None and not connection.insecure and not is_loopback(address):
-        what = (
-            "a token is not sent in plain text"
-            if connection.token
-            else "plain text is for this machine alone"
-        )
-        raise ConfigurationError(
-            f"{address} is another machine, and {what}: name the authority of its certificate (`ca`, --ca), "
-            "or allow plain text (`insecure`, --insecure)"
-        )
+    check_reached(address, connection)
     chosen: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", connection.max_response_bytes),
         ("grpc.max_send_message_length", LARGEST_SEND),
