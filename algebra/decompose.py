@@ -37,7 +37,7 @@ from algebra.keys import ViewKeys
 from algebra.local_view import EquiJoin, LocalView, Occurrence, OutputColumn
 from algebra.schema import Catalog
 from algebra.sql_types import duckdb_type, family
-from algebra.view import DIALECT, BoundView, bind_view, column_of
+from algebra.view import DIALECT, BoundView, bind_view, bounded_sql, column_of
 
 _Ref = tuple[str, str]
 """(alias, column)"""
@@ -76,7 +76,13 @@ def decompose(
     `keys`: the view shows a key of every relation. `per_relation`: every relation is a local view of its own,
     also where several of one source could be joined there.
     """
-    view = bind_view(sql, catalogs)
+    with bounded_sql(sql):
+        return _decompose(name, bind_view(sql, catalogs), allow_cross_join, keys, per_relation)
+
+
+def _decompose(
+    name: str, view: BoundView, allow_cross_join: bool, keys: bool, per_relation: bool
+) -> Decomposition:
     hidden: tuple[tuple[str, exp.Expr], ...] = ()
     if keys:
         hidden = tuple(_hidden_keys(view))
