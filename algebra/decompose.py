@@ -32,7 +32,7 @@ from algebra.assembly import (
     nodes_read,
 )
 from algebra.errors import ViewDefinitionError
-from algebra.expressions import Call, ColumnRef, Expression, Literal, Operator
+from algebra.expressions import MAX_DEPTH, Call, ColumnRef, Expression, Literal, Operator, depth
 from algebra.keys import ViewKeys
 from algebra.local_view import EquiJoin, LocalView, Occurrence, OutputColumn
 from algebra.schema import Catalog
@@ -194,7 +194,7 @@ class _Decomposer:
                 return
         if len(aliases) == 1:
             predicate = self._structured(bare)
-            if predicate is not None:
+            if predicate is not None and depth(predicate) <= MAX_DEPTH:
                 self.predicates.append((aliases.pop(), predicate))
                 return
         self.residuals.append(conjunct)
@@ -215,11 +215,12 @@ class _Decomposer:
         expression = expression.unnest()
         match expression:
             case exp.And() | exp.Or():
-                left, right = self._structured(expression.this), self._structured(expression.expression)
-                if left is None or right is None:
+                # A chain is one call of many arguments: nested as it is parsed, a long one would be too deep.
+                parts = [self._structured(part) for part in expression.flatten()]
+                if any(part is None for part in parts):
                     return None
                 operator = Operator.AND if isinstance(expression, exp.And) else Operator.OR
-                return Call(operator, (left, right))
+                return Call(operator, tuple(part for part in parts if part is not None))
             case exp.Not():
                 inner = self._structured(expression.this)
                 return None if inner is None else Call(Operator.NOT, (inner,))

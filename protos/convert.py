@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from algebra.arrow_ipc import from_ipc, schema_to_ipc, to_ipc
 from algebra.errors import DataError, RefusedError
-from algebra.expressions import Call, ColumnRef, Expression, Literal, Operator
+from algebra.expressions import MAX_DEPTH, Call, ColumnRef, Expression, Literal, Operator
 from algebra.global_transaction import GlobalTransaction
 from algebra.local_view import EquiJoin, LocalView, Occurrence, OutputColumn
 from algebra.position import Position
@@ -17,7 +17,6 @@ from algebra.schema import Catalog, Column, RelationSchema
 from protos.lockstep.v1 import types_pb2 as pb
 from protos.version import PROTOCOL_VERSION as PROTOCOL_VERSION
 
-MAX_EXPRESSION_DEPTH = 64
 MAX_OCCURRENCES = 64
 """Relations that one local view joins at most: a hostile definition must not make the source join without
 end."""
@@ -87,8 +86,8 @@ def expression_to_proto(expression: Expression) -> pb.Expression:
 
 
 def expression_from_proto(message: pb.Expression, depth: int = 0) -> Expression:
-    if depth > MAX_EXPRESSION_DEPTH:
-        raise RefusedError(f"a predicate is nested deeper than {MAX_EXPRESSION_DEPTH} levels")
+    if depth > MAX_DEPTH:
+        raise RefusedError(f"a predicate is nested deeper than {MAX_DEPTH} levels")
     match message.WhichOneof("node"):
         case "column":
             return _ref_from_proto(message.column)
@@ -149,10 +148,10 @@ def local_view_to_proto(view: LocalView) -> pb.LocalView:
 
 
 def local_view_from_proto(message: pb.LocalView) -> LocalView:
-    if max(len(message.occurrences), len(message.joins), len(message.predicates)) > MAX_OCCURRENCES:
-        raise RefusedError(f"a local view has more than {MAX_OCCURRENCES} relations, joins or predicates")
-    if len(message.columns) > MAX_COLUMNS:
-        raise RefusedError(f"a local view has more than {MAX_COLUMNS} columns")
+    if len(message.occurrences) > MAX_OCCURRENCES:
+        raise RefusedError(f"a local view joins more than {MAX_OCCURRENCES} relations")
+    if max(len(message.columns), len(message.joins), len(message.predicates)) > MAX_COLUMNS:
+        raise RefusedError(f"a local view has more than {MAX_COLUMNS} columns, joins or predicates")
     names = [message.name, message.source, *(c.name for c in message.columns)]
     if any(not name or len(name) > MAX_TEXT for name in names):
         raise RefusedError(f"a local view or column has no name, or one of more than {MAX_TEXT} characters")
