@@ -215,10 +215,11 @@ def test_transactions_that_an_update_does_not_have_are_refused(touched: list[int
 # SQL
 
 SQL_WORDS = """
-    SELECT FROM WHERE AND OR NOT ( ) , . * + - / = < <> IN BETWEEN LIKE IS NULL CASE WHEN THEN END AS JOIN ON
-    USING CROSS LEFT s.r t.u s.q r q u a b c d e r.a u.a 1 2.5 1e400 'x' DATE '2020-01-01' CAST :: INT || % [ ]
-    { } : ; " ` -- /* */ $1 ? @x # INTERVAL EXISTS UNION WITH VALUES LATERAL UNNEST PIVOT GROUP BY LIMIT OVER
-    DISTINCT TABLESAMPLE NATURAL ASOF FULL SEMI COUNT(*) x'00' é 99999999999999999999 -> COLLATE EXCLUDE
+    SELECT FROM WHERE AND OR NOT ( ) , . * + - / = < <> IN BETWEEN LIKE IS NULL CASE WHEN THEN END AS JOIN
+    ON USING CROSS LEFT s.r t.u s.q r q u a b c d e r.a u.a 1 2.5 1e400 'x' DATE '2020-01-01' CAST :: INT ||
+    % [ ] { } : ; " ` -- /* */ $1 ? @x # INTERVAL EXISTS UNION WITH VALUES LATERAL UNNEST PIVOT GROUP BY
+    LIMIT OVER DISTINCT TABLESAMPLE NATURAL ASOF FULL SEMI COUNT(*) x'00' é 99999999999999999999 -> COLLATE
+    EXCLUDE
 """
 WORDS = st.sampled_from(SQL_WORDS.split())
 TEXTS = st.one_of(
