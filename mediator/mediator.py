@@ -202,6 +202,8 @@ class Mediator:
     def create_view(self, spec: ViewSpecConfig, progress: Progress) -> MaintainedView:
         """Decompose, load and start to keep a view. If anything fails, nothing is left of it."""
         _check_name(spec.name)
+        if spec.max_batch < 0:
+            raise ConfigurationError(f"max_batch is {spec.max_batch}; 0 means the mediator's value")
         with self.changed:
             if spec.name in self.views or spec.name in self._creating or spec.name in self._state.detached:
                 raise AlreadyExistsError(f"view {spec.name!r} exists already")

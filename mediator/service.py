@@ -219,7 +219,7 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
     def GetHistory(
         self, request: pb.GetHistoryRequest, context: grpc.ServicerContext
     ) -> pb.GetHistoryResponse:
-        records = self._mediator.warehouse.history(request.name, request.limit)
+        records = self._mediator.warehouse.history(request.name, max(request.limit, 0))
         return pb.GetHistoryResponse(versions=[_version(record) for record in records])
 
     @_streaming
