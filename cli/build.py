@@ -97,6 +97,8 @@ def mediator_server(
         spark_conf=section.spark_conf,
         embedded_memory=section.embedded_memory,
         umq_rows=section.umq_rows,
+        keepalive_seconds=section.keepalive_seconds,
+        on_lost_history=section.on_lost_history.value,
         views=[view_spec(name, view) for name, view in configuration.views.items()],
     )
     server: Server = MediatorServer(config)
