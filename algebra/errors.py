@@ -81,6 +81,12 @@ class SourceUnavailableError(LockstepError):
     reason = "SOURCE_UNAVAILABLE"
 
 
+class StorageError(LockstepError):
+    """Retryable: the disk does not take what is written; it goes on by itself once it does."""
+
+    reason = "STORAGE"
+
+
 class ResyncRequiredError(LockstepError):
     """The stream of changes was broken; the source has to be read again as a whole."""
 

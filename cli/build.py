@@ -169,6 +169,8 @@ def mediator_server(
         umq_rows=section.umq_rows,
         security=_security(section, REQUEST_BYTES),
         connections={name: _connection(source.connect) for name, source in configuration.sources.items()},
+        keepalive_seconds=section.keepalive_seconds,
+        on_lost_history=section.on_lost_history.value,
         views=[view_spec(name, view) for name, view in configuration.views.items()],
     )
     server: Server = MediatorServer(config)

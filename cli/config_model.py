@@ -22,6 +22,15 @@ class Engine(StrEnum):
     AUTO = "auto"
 
 
+class OnLostHistory(StrEnum):
+    """What the mediator does when a source no longer has the history that a view needs."""
+
+    PAUSE = "pause"
+    """The view keeps its last version until someone refreshes it."""
+    RESYNC = "resync"
+    """The view is refreshed at once: what differs becomes one version, marked as a load."""
+
+
 def host_port(value: str) -> str:
     """The address itself, if it reads `host:port`; the value is not repeated in the error."""
     match = _HOST_PORT.match(value)
@@ -142,7 +151,13 @@ class MediatorSection(ServerSection):
     embedded_memory: str = "768MiB"
     """Memory of the embedded engine's buffers, with unit; larger joins go to disk."""
     umq_rows: Annotated[int, Field(ge=1)] = 2_000_000
-    """Rows of updates that may wait per source before its wrapper is asked to pause."""
+    """Rows of updates that may wait in memory, over all views, before wrappers are asked to pause; a
+    transaction counts as one row more. A view that cannot go on is parked when it holds a quarter of it."""
+    keepalive_seconds: Annotated[float, Field(ge=0)] = 5.0
+    """Seconds that a connection to a wrapper may be silent before it is probed; it is given up after as many
+    again. 0 never probes."""
+    on_lost_history: OnLostHistory = OnLostHistory.PAUSE
+    """What happens to a view whose source has lost the history that it needs."""
 
 
 class SourceSection(ServerSection):

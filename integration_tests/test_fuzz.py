@@ -154,7 +154,7 @@ MESSAGES: dict[str, tuple[Any, Any]] = {
     ),
     "delta": (
         wrapper_pb2.LocalViewDelta(local_view="v", arrow=to_ipc(ROWS), touched=[0, 1]),
-        lambda message: decoded_delta(message.arrow, LOCAL, checked_touched(message, 2)),
+        lambda message: decoded_delta([message.arrow], LOCAL, checked_touched(message, 2)),
     ),
 }
 

@@ -4,6 +4,9 @@ A channel keeps one Exchange to a wrapper alive. It decodes what arrives, checks
 on, and resolves maintenance queries. When the stream breaks it attaches again with backoff, defines its
 local views from the last position it has delivered, and asks its open queries anew; whoever waits for an
 answer does not notice.
+
+A connection whose other end has gone without a word (half-open) is noticed by gRPC's keepalive: after
+`keepalive_seconds` of silence a ping is sent, and after as many again without an answer the stream breaks.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ import datetime
 import itertools
 import logging
 import queue
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +37,7 @@ from algebra.local_view import Keys, LocalView
 from algebra.position import ORIGIN, Position
 from algebra.schema import COUNT, Catalog
 from algebra.sweep import Answer
+from mediator.backoff import Backoff
 from protos.convert import (
     PROTOCOL_VERSION,
     catalog_from_proto,
@@ -49,13 +52,25 @@ from protos.lockstep.v1 import types_pb2, wrapper_pb2_grpc
 from protos.lockstep.v1 import wrapper_pb2 as pb
 from protos.security.settings import PLAIN, Connection
 from protos.security.tls import open_channel
+from protos.server import keepalive_options
 from protos.status import error_from_rpc, error_of
 
 log = logging.getLogger(__name__)
 
 MAX_BACKOFF_SECONDS = 5.0
-FIRST_BACKOFF_SECONDS = 0.1
+FIRST_BACKOFF_SECONDS = 0.2
 CONNECT_SECONDS = 5.0
+KEEPALIVE_SECONDS = 5.0
+SILENT_SECONDS = 10.0
+"""A source that is connected and was not heard of for so long counts as away; heartbeats come each second."""
+
+_RECONNECT = (
+    # gRPC's own pauses between attempts to connect, which grow to two minutes unless told otherwise, and how
+    # long one attempt may take where nothing answers.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", int(CONNECT_SECONDS * 1000)),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +79,8 @@ class SourceUpdate:
 
     `deltas` maps a local view's name to its rows (columns, `_tx`, `_count`) and to the indexes of the
     transactions that touch it. `marks` tells for each transaction of which global one it is a part, if any.
+    `subscriptions` maps a local view's name to the number under which it was defined: an update of an earlier
+    definition, which was on its way when the local view was defined anew, is known by it.
     """
 
     source: str
@@ -72,6 +89,7 @@ class SourceUpdate:
     observed_at: datetime.datetime
     deltas: dict[str, tuple[Relation | None, tuple[int, ...]]]
     marks: tuple[GlobalTransaction | None, ...]
+    subscriptions: Mapping[str, int]
 
 
 @dataclass
@@ -93,6 +111,7 @@ class _Defined:
 
     view: LocalView
     delivered: Position
+    subscription: int
     reported: bool = False
 
 
@@ -141,6 +160,8 @@ class SourceChannel:
         on_update: Callable[[SourceUpdate], None],
         on_view_failed: Callable[[str, LockstepError], None],
         credit_rows: int,
+        keepalive_seconds: float = KEEPALIVE_SECONDS,
+        backoff: Backoff | None = None,
         connection: Connection = PLAIN,
     ) -> None:
         self.source = source
@@ -154,6 +175,10 @@ class SourceChannel:
         self._on_update = on_update
         self._on_view_failed = on_view_failed
         self._credit_rows = credit_rows
+        self._owed = 0
+        self._parts: list[pb.Update] = []
+        self._heard_at: datetime.datetime | None = None
+        self._backoff = backoff or Backoff(FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
         self._lock = threading.Condition()
         self._outgoing: queue.SimpleQueue[pb.ExchangeRequest | None] = queue.SimpleQueue()
         self._defined: dict[str, _Defined] = {}
@@ -166,7 +191,8 @@ class SourceChannel:
         self._reported = ORIGIN
         self._stopped = threading.Event()
         self._call: grpc.Call | None = None
-        self._channel = open_channel(address, connection, PROTOCOL_VERSION)
+        options = [*keepalive_options(keepalive_seconds), *_RECONNECT]
+        self._channel = open_channel(address, connection, PROTOCOL_VERSION, options)
         self._stub = wrapper_pb2_grpc.WrapperServiceStub(self._channel)
         self._thread = threading.Thread(target=self._run, name=f"channel-{source}", daemon=True)
 
@@ -188,7 +214,28 @@ class SourceChannel:
 
     @property
     def connected(self) -> bool:
+        """Whether the stream is up, and the source answers its wrapper."""
         return self.state == "connected"
+
+    @property
+    def heard_at(self) -> datetime.datetime | None:
+        """When the wrapper was last heard of."""
+        return self._heard_at
+
+    @property
+    def away_since(self) -> datetime.datetime | None:
+        """Since when nothing was heard of the source; None if it is there."""
+        heard = self._heard_at
+        if not self.connected:
+            return min(heard, self.since) if heard is not None else self.since
+        if heard is not None and self._defined and (now() - heard).total_seconds() > SILENT_SECONDS:
+            return heard
+        return None
+
+    @property
+    def owed(self) -> int:
+        """The credit that the wrapper has used and not been given again, in rows."""
+        return self._owed
 
     @property
     def position(self) -> Position:
@@ -244,12 +291,15 @@ class SourceChannel:
 
     # The ordered stream, downwards
 
-    def define(self, views: Sequence[LocalView], after: Position) -> None:
-        """Have changes of local views reported, from this position on, and of all of them at once."""
+    def define(self, views: Sequence[LocalView], after: Position, subscription: int = 0) -> None:
+        """Have changes of local views reported, from this position on, and of all of them at once.
+
+        Their updates will carry the number `subscription`.
+        """
         with self._lock:
-            added = [_Defined(view, after) for view in views]
+            added = [_Defined(view, after, subscription) for view in views]
             self._defined.update({defined.view.name: defined for defined in added})
-            if self.connected:
+            if self._is_up:
                 self._send_definitions(added)
 
     def _send_definitions(self, definitions: Sequence[_Defined]) -> None:
@@ -266,8 +316,7 @@ class SourceChannel:
     def drop(self, name: str) -> None:
         """End the reporting of a local view."""
         with self._lock:
-            self._defined.pop(name, None)
-            if self.connected:
+            if self._defined.pop(name, None) is not None and self._is_up:
                 self._send(pb.ExchangeRequest(drop=pb.DropLocalView(local_view=name)))
 
     def ask(self, view: LocalView, keys: Keys | None) -> Future[Answer]:
@@ -307,7 +356,7 @@ class SourceChannel:
             self._queries[request.query_id] = _OpenQuery(request, schema, future)
             self._asked = max(self._asked, request.query_id)
             self.counters.queries += 1
-            if self.connected:
+            if self._is_up:
                 self._send(pb.ExchangeRequest(query=request))
         return future
 
@@ -319,16 +368,24 @@ class SourceChannel:
     def acknowledge(self, position: Position) -> None:
         """Everything up to here is committed: the source may trim its history."""
         with self._lock:
-            if self.connected:
+            if self._is_up:
                 self._send(
                     pb.ExchangeRequest(acknowledge=pb.Acknowledge(position=position_to_proto(position)))
                 )
 
     def grant(self, rows: int) -> None:
-        """Let the wrapper send that many more rows of updates."""
+        """Let the wrapper send that many more rows of updates, in advance: they are not owed later."""
         with self._lock:
-            if self.connected and rows:
+            if self._is_up:
+                self._owed -= rows
                 self._send(pb.ExchangeRequest(credit=pb.Credit(rows=rows)))
+
+    def give_back(self) -> None:
+        """Give the wrapper credit for what it has sent: there is room again."""
+        with self._lock:
+            if self._is_up and self._owed > 0:
+                self._send(pb.ExchangeRequest(credit=pb.Credit(rows=self._owed)))
+                self._owed = 0
 
     def delivered(self, local_view: str) -> Position:
         """Every change of the local view up to here has been delivered."""
@@ -343,6 +400,10 @@ class SourceChannel:
                     f"source {self.source!r} has not reported its changes up to {position} in time"
                 )
 
+    @property
+    def _is_up(self) -> bool:
+        return self.state in ("connected", "unavailable")
+
     def _send(self, request: pb.ExchangeRequest) -> None:
         self.counters.bytes_sent += request.ByteSize()
         self._outgoing.put(request)
@@ -350,11 +411,9 @@ class SourceChannel:
     # The ordered stream, upwards
 
     def _run(self) -> None:
-        failures = 0
         while not self._stopped.is_set():
             try:
                 self._exchange()
-                failures = 0
             except grpc.RpcError as error:
                 self._disconnected(error_from_rpc(error).message)
             except SourceUnavailableError as error:
@@ -365,9 +424,7 @@ class SourceChannel:
             except Exception as error:
                 log.exception("source %s: unexpected error on its channel", self.source)
                 self._disconnected(f"internal error: {error}")
-            failures += 1
-            backoff = min(FIRST_BACKOFF_SECONDS * 2**failures, MAX_BACKOFF_SECONDS)
-            self._stopped.wait(backoff * random.uniform(0.5, 1.0))
+            self._stopped.wait(self._backoff.next())
 
     def _exchange(self) -> None:
         outgoing: queue.SimpleQueue[pb.ExchangeRequest | None] = queue.SimpleQueue()
@@ -386,6 +443,7 @@ class SourceChannel:
                 if self._stopped.is_set():
                     return
                 self.counters.bytes_received += response.ByteSize()
+                self._heard_at = now()
                 self._handle(response, outgoing)
             self._disconnected("the wrapper ended the stream")
         finally:
@@ -420,6 +478,9 @@ class SourceChannel:
             self._outgoing = outgoing
             self._given.clear()
             self._reported = ORIGIN
+            self._parts.clear()
+            self._owed = 0
+            self._backoff.reset()
             self.capabilities = attached.capabilities
             self.state, self.since, self.problem = "connected", now(), ""
             self._send(pb.ExchangeRequest(credit=pb.Credit(rows=self._credit_rows)))
@@ -447,6 +508,8 @@ class SourceChannel:
             raise OrderingViolationError(
                 f"source {self.source!r} sent {kind or 'nothing'} before it attached"
             )
+        if self.state == "unavailable" and kind != "error":
+            self._set_state("connected", "")
         match kind:
             case "attached":
                 self._connected(response.attached, outgoing)
@@ -462,6 +525,13 @@ class SourceChannel:
                 self._failed(response.error)
             case _:
                 raise OrderingViolationError(f"source {self.source!r} sent a message of no known kind")
+
+    def _set_state(self, state: str, problem: str) -> None:
+        with self._lock:
+            if self.state != state:
+                self.state, self.since = state, now()
+            self.problem = problem
+            self._lock.notify_all()
 
     def _begun(self, local_view: str) -> None:
         with self._lock:
@@ -481,10 +551,25 @@ class SourceChannel:
             self._lock.notify_all()
 
     def _deliver(self, update: pb.Update) -> None:
+        self._parts.append(update)
+        if update.more:
+            return
+        parts, self._parts = self._parts, []
+        self._deliver_whole(parts)
+
+    def _deliver_whole(self, parts: Sequence[pb.Update]) -> None:
+        """Deliver an update that came in these parts: the first has its transactions."""
+        update = parts[0]
+        named = {delta.local_view for delta in update.deltas}
+        if any(delta.local_view not in named for part in parts for delta in part.deltas):
+            raise OrderingViolationError(
+                f"source {self.source!r} sent rows of a local view that the update does not name"
+            )
         positions = tuple(position_from_proto(t.position) for t in update.transactions)
         if any(later <= earlier for earlier, later in itertools.pairwise(positions)):
             raise OrderingViolationError(f"source {self.source!r} sent transactions out of order")
         deltas: dict[str, tuple[Relation | None, tuple[int, ...]]] = {}
+        subscriptions: dict[str, int] = {}
         with self._lock:
             for delta in update.deltas:
                 if delta.local_view not in self._given:
@@ -504,23 +589,29 @@ class SourceChannel:
                     raise OrderingViolationError(
                         f"source {self.source!r} repeated a transaction of local view {delta.local_view!r}"
                     )
-                rows = decoded_delta(delta.arrow, defined.view, touched) if delta.arrow else None
+                payloads = [
+                    d.arrow for part in parts for d in part.deltas if d.local_view == delta.local_view
+                ]
+                rows = decoded_delta([payload for payload in payloads if payload], defined.view, touched)
                 deltas[delta.local_view] = (rows, touched)
+                subscriptions[delta.local_view] = defined.subscription
             self.counters.transactions += len(positions)
-        # Deliver before the position moves: whoever waits for the position then finds the update queued.
-        self._on_update(
-            SourceUpdate(
-                source=self.source,
-                positions=positions,
-                batched=tuple(t.batched for t in update.transactions),
-                observed_at=update.observed_at.ToDatetime(datetime.UTC),
-                deltas=deltas,
-                marks=tuple(global_transaction_from_proto(t.part_of) for t in update.transactions),
-            )
+        found = SourceUpdate(
+            source=self.source,
+            positions=positions,
+            batched=tuple(t.batched for t in update.transactions),
+            observed_at=update.observed_at.ToDatetime(datetime.UTC),
+            deltas=deltas,
+            marks=tuple(global_transaction_from_proto(t.part_of) for t in update.transactions),
+            subscriptions=subscriptions,
         )
+        # Deliver before the position moves: whoever waits for the position then finds the update queued.
+        self._on_update(found)
         with self._lock:
+            self._owed += parts[-1].cost
             for name, (_, touched) in deltas.items():
-                if touched and name in self._defined:
+                defined = self._defined.get(name)
+                if touched and defined is not None and defined.subscription == subscriptions[name]:
                     self._defined[name].delivered = positions[touched[-1]]
             self._lock.notify_all()
 
@@ -563,5 +654,7 @@ class SourceChannel:
         elif error.local_view:
             self._on_view_failed(error.local_view, found)
         else:
+            if isinstance(found, SourceUnavailableError):
+                self._set_state("unavailable", error.message)
             self.problem = error.message
             log.warning("source %s: %s", self.source, error.message)

@@ -31,9 +31,13 @@ class MediatorConfig:
 
     `sources` maps each source's name to its wrapper's address. `max_batch` is how many transactions one
     batched sweep takes at most. `embedded_memory` bounds the embedded engine's buffers; larger joins spill.
-    `umq_rows` is how many rows of updates may wait in all queues before wrappers are asked to pause.
-    `security` is how the mediator is protected from its clients, `connections` how it reaches the wrapper of
-    each source; one that is not named is reached by plain text, on this machine.
+    `umq_rows` is how many rows of updates may wait in all queues before wrappers are asked to pause; a view
+    that cannot go on and holds more than a quarter of it is parked. `keepalive_seconds` is how long a
+    connection may be silent before it is probed, and then until it is given up; 0 never probes.
+    `on_lost_history` is what happens when a source no longer has the history that a view needs: `pause` waits
+    for a refresh, `resync` refreshes by itself. `security` is how the mediator is protected from its clients,
+    `connections` how it reaches the wrapper of each source; one that is not named is reached by plain text,
+    on this machine.
     """
 
     listen: str
@@ -46,5 +50,7 @@ class MediatorConfig:
     views: Sequence[ViewSpecConfig] = ()
     embedded_memory: str = "768MiB"
     umq_rows: int = 2_000_000
+    keepalive_seconds: float = 5.0
+    on_lost_history: str = "pause"
     security: ServerSecurity = field(default_factory=ServerSecurity)
     connections: Mapping[str, Connection] = field(default_factory=dict)

@@ -39,7 +39,9 @@ class MediatorServer:
         except BaseException:
             self.mediator.stop()
             raise
+        self.mediator.on_storage(self._server.set_serving)
         self.mediator.start()
+        self._server.set_serving(True)
         return address
 
     def stop(self, grace: float = 2.0) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import queue
+import resource
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -17,6 +19,7 @@ from algebra.position import Position
 from mediator.config import ViewSpecConfig
 from mediator.explain import explanation, maintenance
 from mediator.mediator import Mediator
+from mediator.storage_errors import storage_error
 from mediator.views import MaintainedView, spec_from_json
 from mediator.warehouse.records import VersionRecord
 from protos.convert import position_to_proto
@@ -26,6 +29,9 @@ from protos.security.access import require
 from protos.security.guard import call_of
 from protos.security.principals import Principal, Verb
 from protos.status import abort
+
+_RUSAGE_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes per unit of `ru_maxrss`."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -109,7 +115,18 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
             engine=mediator.config.engine,
             warehouse=mediator.config.warehouse,
             memory_bytes=psutil.Process().memory_info().rss,
+            peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RUSAGE_UNIT,
+            waiting_rows=mediator.waiting_rows,
+            limits=pb.Limits(
+                umq_rows=mediator.config.umq_rows,
+                max_batch=mediator.config.max_batch,
+                embedded_memory=mediator.config.embedded_memory,
+                keepalive_seconds=mediator.config.keepalive_seconds,
+            ),
         )
+        response.problem, problem_since = mediator.storage_problem
+        if problem_since is not None:
+            response.problem_since.FromDatetime(problem_since)
         response.started_at.FromDatetime(mediator.started_at)
         principal = call_of(context).principal
         # Who may read some views only has no business with where their rows come from.
@@ -126,7 +143,10 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
                 bytes_sent=channel.counters.bytes_sent,
                 problem=channel.problem,
                 capabilities=channel.capabilities,
+                owed_rows=channel.owed,
             )
+            if channel.heard_at is not None:
+                status.heard_at.FromDatetime(channel.heard_at)
             status.since.FromDatetime(channel.since)
         response.views.extend(self._view_status(name) for name in self._seen_by(principal))
         return response
@@ -134,17 +154,14 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
     def _view_status(self, name: str) -> pb.ViewStatus:
         view: MaintainedView | None = self._mediator.views.get(name)
         newest = self._mediator.warehouse.newest(name)
-        problem = self._mediator.problem(name)
-        status = pb.ViewStatus(
-            view=name,
-            version=newest.version,
-            state="paused" if problem else "maintained",
-            problem=problem,
-        )
+        status = pb.ViewStatus(view=name, version=newest.version)
+        self._tell_state(status, name)
         if view is not None:
             counters = view.counters
+            status.parked = view.parked and not view.problem
             with self._mediator.changed:
                 status.pending = len(view.queue)
+                status.pending_rows = view.queue.rows
             status.batches = counters.batches
             status.transactions = counters.transactions
             status.queries = counters.queries
@@ -154,6 +171,22 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
             status.lag_p50_seconds = counters.lag(0.5)
             status.lag_p99_seconds = counters.lag(0.99)
         return status
+
+    def _tell_state(self, told: pb.View | pb.ViewStatus, name: str) -> None:
+        """Whether a view is maintained, stale or paused; why, and since when."""
+        kept = self._mediator.views.get(name)
+        waits_for, since = self._mediator.away(name)
+        told.problem = self._mediator.problem(name)
+        told.waits_for.extend(waits_for)
+        if since is not None:
+            told.stale_since.FromDatetime(since)
+        if told.problem and (kept is not None or not waits_for):
+            told.state = "paused"
+        elif waits_for:
+            told.state = "stale"
+            told.problem = f"waits for {', '.join(waits_for)}"
+        else:
+            told.state = "maintained"
 
     @_streaming
     def Query(self, request: pb.QueryRequest, context: grpc.ServicerContext) -> Iterator[pb.QueryResponse]:
@@ -274,17 +307,15 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
     def _view(self, name: str) -> pb.View:
         warehouse = self._mediator.warehouse
         stored, newest = warehouse.view(name), warehouse.newest(name)
-        problem = self._mediator.problem(name)
         view = pb.View(
             spec=_spec_to_proto(spec_from_json(stored.spec)),
             version=newest.version,
             rows=newest.rows,
             vector=_vector(newest.vector),
             arrow_schema=schema_to_ipc(stored.visible_schema),
-            state="paused" if problem else "maintained",
-            problem=problem,
             sources=sorted(newest.vector),
         )
+        self._tell_state(view, name)
         view.committed_at.FromDatetime(newest.committed_at)
         kept = self._mediator.views.get(name)
         if kept is not None:
@@ -359,6 +390,9 @@ def _with_progress(work: Callable[[Callable[..., None]], Any]) -> Iterator[Any]:
         except LockstepError as error:
             events.put(("error", error))
         except Exception as error:
+            if (found := storage_error(error, "the warehouse")) is not None:
+                events.put(("error", found))
+                return
             events.put(("error", LockstepError(f"internal error: {error}")))
             raise
 

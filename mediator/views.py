@@ -58,6 +58,12 @@ class MaintainedView:
         self.version = version
         self.vector = dict(vector)
         self.problem = ""
+        self.lost_history = False
+        """It is paused because a source's history is lost: reading the sources anew mends it."""
+        self.subscription = 0
+        """The number under which its local views are defined; an update with another one is not its own."""
+        self.parked = False
+        """Its local views are not defined: what its sources do is left in their logs."""
         self.counters = ViewCounters()
         self.installing = threading.Lock()
         self.epoch = 0
@@ -90,8 +96,9 @@ class MaintainedView:
         return tuple(dict.fromkeys(local.source for local in self.local_views))
 
     @property
-    def state(self) -> str:
-        return "paused" if self.problem else "maintained"
+    def is_followed(self) -> bool:
+        """Whether what its sources do is queued for it."""
+        return not self.problem and not self.parked
 
     def delivered(self) -> None:
         """Tell the view's process what was queued last."""

@@ -7,6 +7,7 @@ about ends the stream, and no view is changed.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,17 +33,16 @@ def checked_touched(delta: pb.LocalViewDelta, transactions: int) -> tuple[int, .
     return touched
 
 
-def decoded_delta(payload: bytes, view: LocalView, touched: tuple[int, ...]) -> Relation:
-    """The rows of a ΔIS with the local view's columns, `_tx` and `_count`; DataError if they are anything
-    else."""
-    rows = from_ipc(payload)
+def decoded_delta(payloads: Sequence[bytes], view: LocalView, touched: tuple[int, ...]) -> Relation | None:
+    """The rows of a ΔIS from its parts: the local view's columns, `_tx` and `_count`; None without parts."""
+    if not payloads:
+        return None
     expected = pa.schema([*view.arrow, pa.field(TRANSACTION, pa.int32()), pa.field(COUNT, pa.int64())])
-    if sorted(rows.column_names) != sorted(expected.names) or any(
-        rows.schema.field(f.name).type != f.type for f in expected
-    ):
-        raise DataError(f"an update of local view {view.name!r} does not have its columns")
-    rows = rows.select(expected.names)
+    parts = [_with_columns(from_ipc(payload), expected, view.name) for payload in payloads]
+    rows = pa.concat_tables(parts)
     numbers = rows[TRANSACTION].combine_chunks()
+    if isinstance(numbers, pa.ChunkedArray):  # no chunk at all
+        numbers = pa.array([], pa.int32())
     if numbers.null_count or rows[COUNT].null_count:
         raise DataError(f"an update of local view {view.name!r} has rows without a transaction or a count")
     if len(numbers) > 1 and not pc.all(pc.greater_equal(numbers[1:], numbers[:-1])).as_py():
@@ -52,6 +52,15 @@ def decoded_delta(payload: bytes, view: LocalView, touched: tuple[int, ...]) -> 
             f"an update of local view {view.name!r} has rows of transactions that do not touch it"
         )
     return rows
+
+
+def _with_columns(rows: pa.Table, expected: pa.Schema, name: str) -> pa.Table:
+    if sorted(rows.column_names) != sorted(expected.names) or any(
+        rows.schema.field(f.name).type != f.type for f in expected
+    ):
+        raise DataError(f"an update of local view {name!r} does not have its columns")
+    # What a column is called and holds counts; whether it may be null, and remarks, do not.
+    return pa.Table.from_arrays([rows[f.name] for f in expected], schema=expected)
 
 
 def decoded_answer(payload: bytes, schema: pa.Schema, local_view: str) -> Relation:

@@ -21,6 +21,7 @@ STATUS: Mapping[type[errors.LockstepError], grpc.StatusCode] = {
     errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
     errors.SourceUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.StorageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.ResyncRequiredError: grpc.StatusCode.OUT_OF_RANGE,
     errors.PositionTrimmedError: grpc.StatusCode.OUT_OF_RANGE,
     errors.SchemaChangedError: grpc.StatusCode.FAILED_PRECONDITION,

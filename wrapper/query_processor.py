@@ -64,9 +64,16 @@ class Session:
     queries: list[pb.MaintenanceQuery] = field(default_factory=list)
     credit: int = 0
     defining: bool = False
+    told: str = ""
+    """What the mediator was last told of a source that does not answer; empty if it does."""
 
     def __post_init__(self) -> None:
         self.order = OrderAssignment(self.queue)
+
+    @property
+    def is_level(self) -> bool:
+        """Whether progress may be told: a local view that was defined last may still be behind the others."""
+        return all(reported.cursor >= self.order.reported for reported in self.views.values())
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,15 @@ class Arrival:
 
 
 class QueryProcessor:
-    """Runs the wrapper's loop over one adapter until it is stopped."""
+    """Runs the wrapper's loop over one adapter until it is stopped.
 
-    def __init__(self, adapter: Adapter) -> None:
+    `on_reachable` is told whether the source answers, at first and when that changes.
+    """
+
+    def __init__(self, adapter: Adapter, on_reachable: Callable[[bool], None] = lambda _: None) -> None:
         self._adapter = adapter
+        self._on_reachable = on_reachable
+        self._reachable: bool | None = None
         self.messages: WrapperMessageQueue[Arrival] = WrapperMessageQueue(self._arrived)
         self._engine = EmbeddedEngine(threads=1, memory_limit="512MiB")
         self._updates = UpdateProcessor(self._engine)
@@ -109,17 +121,39 @@ class QueryProcessor:
             while not self._stopped.is_set():
                 try:
                     self._turn()
+                    self._set_reachable(True)
                 except SourceUnavailableError as error:
-                    log.warning("source %s: %s", self._adapter.config.name, error)
-                    self._stopped.wait(RETRY_SECONDS)
+                    self._source_unavailable(error)
                 except LockstepError as error:
                     self._fail_session(error)
                 except Exception as error:
                     log.exception("source %s: unexpected error", self._adapter.config.name)
                     self._fail_session(LockstepError(f"internal error in the wrapper: {error}"))
         finally:
+            # The stream ends in good order: the mediator knows at once, and has all that was queued for it.
+            if self._session is not None:
+                self._session.queue.close()
             self._adapter.close()
             self._engine.close()
+
+    def _source_unavailable(self, error: SourceUnavailableError) -> None:
+        """Tell whoever asks that the source does not answer, and try again soon."""
+        log.warning("source %s: %s", self._adapter.config.name, error)
+        self._set_reachable(False)
+        session = self._session
+        if session is not None and not session.queue.closed and session.told != error.message:
+            session.told = error.message
+            session.order.send_error(error.reason, error.message)
+        self._stopped.wait(RETRY_SECONDS)
+
+    def _set_reachable(self, reachable: bool) -> None:
+        session = self._session
+        if session is not None and reachable and session.told and session.is_level:
+            session.told = ""
+            session.order.send_progress()
+        if reachable != self._reachable:
+            self._reachable = reachable
+            self._on_reachable(reachable)
 
     def _turn(self) -> None:
         arrivals = self.messages.take_all()
@@ -148,14 +182,14 @@ class QueryProcessor:
         try:
             with self._adapter.snapshot():
                 pass
+        except SourceUnavailableError:
+            raise
         except LockstepError as error:
             log.debug("source %s not watched: %s", self._adapter.config.name, error)
 
     def _heartbeat(self, session: Session) -> None:
         moment = time.monotonic()
-        # A local view that was defined last may still be behind what the others were told.
-        level = all(reported.cursor >= session.order.reported for reported in session.views.values())
-        if moment - self._last_sent >= HEARTBEAT_SECONDS and session.views and level:
+        if moment - self._last_sent >= HEARTBEAT_SECONDS and session.views and session.is_level:
             session.order.send_progress()
             self._last_sent = moment
 

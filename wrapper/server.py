@@ -24,7 +24,7 @@ class WrapperServer:
         policies: Policies | None = None,
     ) -> None:
         self._adapter = adapter
-        self._processor = QueryProcessor(adapter)
+        self._processor = QueryProcessor(adapter, self._set_reachable)
         self._thread = threading.Thread(target=self._processor.run, name="query-processor", daemon=True)
         service = wrapper_pb2.DESCRIPTOR.services_by_name["WrapperService"].full_name
         security = security or ServerSecurity(max_request_bytes=WRAPPER_REQUEST_BYTES)
@@ -34,6 +34,9 @@ class WrapperServer:
             self._server.server,
         )
         self._done = threading.Event()
+
+    def _set_reachable(self, reachable: bool) -> None:
+        self._server.set_serving(reachable)
 
     def _new_adapter(self) -> Adapter:
         return type(self._adapter)(self._adapter.config)
@@ -51,7 +54,8 @@ class WrapperServer:
 
     def stop(self, grace: float = 2.0) -> None:
         self._processor.stop()
-        self._thread.join(timeout=grace + 5)
+        if self._thread.is_alive():
+            self._thread.join(timeout=grace + 5)
         self._server.stop(grace)
         self._done.set()
 
