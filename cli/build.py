@@ -88,6 +88,7 @@ def wrapper_server(configuration: Configuration, name: str, listen: str | None) 
         where or "127.0.0.1:0",
         _security(source, WRAPPER_REQUEST_BYTES),
         _policies(source),
+        source.metrics,
     )
     return server
 
@@ -168,6 +169,7 @@ def mediator_server(
         embedded_memory=section.embedded_memory,
         umq_rows=section.umq_rows,
         security=_security(section, REQUEST_BYTES),
+        metrics=section.metrics,
         connections={name: _connection(source.connect) for name, source in configuration.sources.items()},
         keepalive_seconds=section.keepalive_seconds,
         on_lost_history=section.on_lost_history.value,

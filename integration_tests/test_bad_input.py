@@ -58,7 +58,7 @@ class Servers:
 
     def send(self, method: str, *messages: bytes) -> list[bytes]:
         """The answers to these bytes; raises RpcError."""
-        channel = self._channels["Wrapper" if "Wrapper" in method else "Mediator"]
+        channel: Any = self._channels["Wrapper" if "Wrapper" in method else "Mediator"]
         found = SERVICES[method]
         if found.client_streaming:
             return list(channel.stream_stream(method)(iter(messages), timeout=60))

@@ -7,8 +7,11 @@ and a mediator between them and its clients. Every secret is a canary that must 
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
+import ssl
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,6 +22,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from algebra.errors import ConfigurationError, ForbiddenError, LockstepError, UnauthenticatedError
 from cli import build, config
@@ -41,6 +45,7 @@ mediator:
   tls: {{certificate: {mediator.certificate}, key: {mediator.key}}}
   tokens: mediator-tokens.json
   audit: audit/mediator.jsonl
+  metrics: 127.0.0.1:0
 sources:
   shop:
     adapter: sqlite
@@ -63,6 +68,7 @@ sources:
     tls: {{certificate: {crm.certificate}, key: {crm.key}, client_ca: {ca}}}
     certificates: {{the-mediator: [attach]}}
     audit: audit/crm.jsonl
+    metrics: 127.0.0.1:0
     connect: {{ca: {ca}, certificate: {client.certificate}, key: {client.key}}}
 """
 
@@ -154,7 +160,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with ExitStack() as stack:
         for source in ("shop", "crm"):
             processes[source] = LockstepProcess(
-                "--debug", "wrapper", str(file), "--source", source, environment=environment
+                "--debug",
+                "--log-format",
+                "json",
+                "wrapper",
+                str(file),
+                "--source",
+                source,
+                environment=environment,
             )
             stack.callback(processes[source].stop)
         addresses = [
@@ -163,7 +176,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             for word in ("--source-address", f"{source}={processes[source].wait_ready()}")
         ]
         processes["mediator"] = LockstepProcess(
-            "--debug", "mediator", str(file), *addresses, environment=environment
+            "--debug", "--log-format", "json", "mediator", str(file), *addresses, environment=environment
         )
         stack.callback(processes["mediator"].stop)
         processes["mediator"].wait_ready()
@@ -210,7 +223,7 @@ def test_plain_text_and_other_authorities_are_not_served(site: Site, tmp_path: P
         "crm": site.connection(certificate=other.sign("the-mediator")),
     }.items():
         with open_channel(site.address(source), how, 1) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
+            stub: Any = health_pb2_grpc.HealthStub(channel)
             with pytest.raises(grpc.RpcError) as refused:
                 stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE, source
@@ -237,10 +250,10 @@ def test_a_caller_must_show_who_it_is(site: Site) -> None:
 
 def test_health_is_open_and_reflection_is_not(site: Site) -> None:
     with open_channel(site.address("mediator"), site.connection(), 1) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)
         assert health.Check(health_pb2.HealthCheckRequest(), timeout=60).status == 1
         request = reflection_pb2.ServerReflectionRequest(list_services="")
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         error = refusal(lambda: stub.ServerReflectionInfo(iter([request]), timeout=60))
         assert isinstance(error, UnauthenticatedError)
     with open_channel(site.address("mediator"), site.connection(site.tokens["reader"]), 1) as channel:
@@ -354,6 +367,56 @@ def test_the_audit_log_tells_who_did_what(site: Site) -> None:
         ("main", "token", "attach", "begun"),
         ("the-mediator", "certificate", "attach", "begun"),
     } <= attached
+
+
+def scraped(site: Site, server: str, certificate: Pair | None = None) -> dict[tuple[str, ...], float]:
+    """Every sample that a server's endpoint shows, by its name and the values of its labels."""
+    found = re.search(r"metrics at (https://\S+/metrics)", site.processes[server].output)
+    assert found is not None
+    trust = ssl.create_default_context(cafile=str(site.authority.certificate))
+    if certificate is not None:
+        trust.load_cert_chain(certificate.certificate, certificate.key)
+    with urllib.request.urlopen(found[1], context=trust, timeout=60) as response:
+        text = response.read().decode()
+    samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
+    return {(s.name, *(value for _, value in sorted(s.labels.items()))): s.value for s in samples}
+
+
+def test_metrics_are_served_with_the_servers_own_protection(site: Site) -> None:
+    """Runs after a transaction of shop has become a version of the view."""
+    mediator = scraped(site, "mediator")
+    assert mediator[("lockstep_source_connected", "shop")] == 1
+    assert mediator[("lockstep_source_transactions_total", "shop")] >= 1
+    assert mediator[("lockstep_source_received_bytes_total", "crm")] > 0
+    assert mediator[("lockstep_view_version", "v")] >= 1
+    assert mediator[("lockstep_view_transactions_total", "v")] >= 1
+    assert mediator[("lockstep_view_batch_transactions_count", "v")] >= 1
+    assert mediator[("lockstep_view_queries_total", "v")] >= 1
+    assert mediator[("lockstep_view_pending_transactions", "v")] == 0
+    assert mediator[("lockstep_view_source_lag_seconds", "shop", "v")] == 0
+    assert mediator[("lockstep_commit_seconds_count",)] >= 1
+    assert mediator[("lockstep_memory_bytes",)] > 0
+    assert {("lockstep_view_lag_seconds", "v"), ("lockstep_view_compensations_total", "v")} <= mediator.keys()
+    wrapper = scraped(site, "crm", site.client)
+    assert wrapper[("lockstep_wrapper_attached", "crm")] == 1
+    assert wrapper[("lockstep_wrapper_queries_total", "crm")] >= 1
+    assert wrapper[("lockstep_wrapper_answer_seconds_count", "crm")] >= 1
+    with pytest.raises(OSError, match=r"(?i)certificate|alert|closed|reset|EOF"):
+        scraped(site, "crm")  # no certificate, no metrics
+
+
+def test_one_id_follows_a_transaction_through_both_logs(site: Site) -> None:
+    def events(server: str) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for line in site.processes[server].output.splitlines():
+            record = json.loads(line) if line.startswith("{") else {}
+            for transaction in record.get("transactions", ()):
+                found.setdefault(transaction, set()).add(record["message"].partition(":")[0].split(",")[0])
+        return found
+
+    (reported,) = {t for t, what in events("shop").items() if "reported" in what}
+    assert reported.startswith("shop@")
+    assert {"delivered", "view v shows"} <= events("mediator")[reported]
 
 
 def test_no_secret_is_ever_shown(site: Site) -> None:

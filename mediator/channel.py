@@ -47,6 +47,7 @@ from protos.convert import (
     position_from_proto,
     position_to_proto,
 )
+from protos.correlation import log_transactions
 from protos.incoming import checked_touched, decoded_answer, decoded_delta
 from protos.lockstep.v1 import types_pb2, wrapper_pb2_grpc
 from protos.lockstep.v1 import wrapper_pb2 as pb
@@ -605,6 +606,7 @@ class SourceChannel:
             marks=tuple(global_transaction_from_proto(t.part_of) for t in update.transactions),
             subscriptions=subscriptions,
         )
+        log_transactions(log, "delivered", self.source, positions)
         # Deliver before the position moves: whoever waits for the position then finds the update queued.
         self._on_update(found)
         with self._lock:

@@ -37,7 +37,7 @@ class MediatorConfig:
     `on_lost_history` is what happens when a source no longer has the history that a view needs: `pause` waits
     for a refresh, `resync` refreshes by itself. `security` is how the mediator is protected from its clients,
     `connections` how it reaches the wrapper of each source; one that is not named is reached by plain text,
-    on this machine.
+    on this machine. `metrics` is where Prometheus finds it; None means nowhere.
     """
 
     listen: str
@@ -54,3 +54,4 @@ class MediatorConfig:
     on_lost_history: str = "pause"
     security: ServerSecurity = field(default_factory=ServerSecurity)
     connections: Mapping[str, Connection] = field(default_factory=dict)
+    metrics: str | None = None

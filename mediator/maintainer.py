@@ -32,6 +32,7 @@ from mediator.update_queue import DeliveredRun
 from mediator.views import MaintainedView
 from mediator.warehouse.records import VersionRow, ViewInstall
 from protos.convert import now
+from protos.correlation import log_transactions
 
 log = logging.getLogger(__name__)
 
@@ -272,10 +273,18 @@ class Maintainer:
                 view.version, view.vector = record.version, dict(record.vector)
                 counters = view.counters
                 counters.batches += 1
-                counters.transactions += sum(len(u) if isinstance(u, DeliveredRun) else 1 for u in updates)
+                size = sum(len(u) if isinstance(u, DeliveredRun) else 1 for u in updates)
+                counters.transactions += size
+                counters.batch_sizes.add(size)
                 counters.rows += rows
                 counters.lags.extend((record.committed_at - u.observed_at).total_seconds() for u in updates)
+        self._state.commit_seconds.add(time.monotonic() - started)
         log.debug("installed %d views in %.3f s", len(installs), time.monotonic() - started)
+        for process, updates in zip(processes, taken, strict=True):
+            view = process.view
+            for source, positions in _positions(updates).items():
+                what = f"view {view.name} shows, at version {view.version}"
+                log_transactions(log, what, source, positions, view=view.name, version=view.version)
         self._acknowledge()
         return True
 
@@ -324,3 +333,12 @@ def _settled_row(view: MaintainedView, reflects: Sequence[Update]) -> VersionRow
 def _rows_in(install: ViewInstall) -> int:
     rows = sum(int(pq.read_metadata(path).num_rows) for path in install.files)
     return rows + (int(install.table.num_rows) if install.table is not None else 0)
+
+
+def _positions(updates: Sequence[Update | DeliveredRun]) -> dict[str, list[Position]]:
+    """The positions of all transactions of these updates, by source."""
+    found: dict[str, list[Position]] = {}
+    for update in updates:
+        own = update.positions if isinstance(update, DeliveredRun) else [update.position]
+        found.setdefault(update.source, []).extend(own)
+    return found

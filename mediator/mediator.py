@@ -41,6 +41,7 @@ from mediator.warehouse.records import StoredView, VersionRow
 from mediator.warehouse.warehouse import Warehouse
 from protos.convert import now
 from protos.lockstep.v1.types_pb2 import Capabilities
+from protos.metrics import Distribution
 from protos.security.settings import PLAIN
 
 log = logging.getLogger(__name__)
@@ -309,6 +310,11 @@ class Mediator:
         """Why a view is not kept now; empty if it is."""
         view = self.views.get(name)
         return view.problem if view is not None else self._state.detached.get(name, "")
+
+    @property
+    def commit_seconds(self) -> Distribution:
+        """How long commits to the warehouse took."""
+        return self._state.commit_seconds
 
     def views_of(self, sql: str) -> set[str]:
         """The views that a query reads; raises as the query would."""

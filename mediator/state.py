@@ -17,6 +17,7 @@ from mediator.config import MediatorConfig
 from mediator.views import MaintainedView
 from mediator.warehouse.warehouse import Warehouse
 from protos.convert import now
+from protos.metrics import SECONDS, Distribution
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class MediatorState:
     """Told whether versions can be stored, when that changes."""
     holds: int = 0
     """How many loads still need history that sources would trim if it were acknowledged."""
+    commit_seconds: Distribution = field(default_factory=lambda: Distribution(SECONDS))
+    """How long commits took; the maintenance thread adds."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     stopped: threading.Event = field(default_factory=threading.Event)
 

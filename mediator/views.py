@@ -19,6 +19,7 @@ from mediator.consistency import admit, choose
 from mediator.maintenance.contract import Maintenance
 from mediator.update_queue import DeliveredRun, UpdateMessageQueue
 from protos.lockstep.v1.types_pb2 import Capabilities
+from protos.metrics import SIZES, Distribution
 
 RECENT_LAGS = 1000
 
@@ -32,6 +33,7 @@ class ViewCounters:
     queries: int = 0
     compensations: int = 0
     rows: int = 0
+    batch_sizes: Distribution = field(default_factory=lambda: Distribution(SIZES))
     lags: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_LAGS))
 
     def lag(self, percentile: float) -> float:

@@ -187,7 +187,7 @@ def relation_to_proto(relation: RelationSchema) -> pb.Relation:
 
 
 def catalog_from_proto(source: str, relations: list[pb.Relation]) -> Catalog:
-    found = {}
+    found: dict[str, RelationSchema] = {}
     for relation in relations:
         schema = from_ipc(relation.arrow_schema).schema
         names = set(schema.names)

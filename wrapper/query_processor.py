@@ -33,10 +33,12 @@ from algebra.expressions import ColumnRef
 from algebra.local_view import Keys, LocalView
 from algebra.schema import Catalog
 from protos.convert import local_view_from_proto, now, position_from_proto
+from protos.correlation import log_transactions
 from protos.lockstep.v1 import wrapper_pb2 as pb
 from wrapper.allow_list import UNRESTRICTED, MediatorPolicy, allowed_view
 from wrapper.localized_processor import LocalizedQuery, keys_of, localize, with_types
 from wrapper.message_queue import OrderMessageQueue, WrapperMessageQueue
+from wrapper.metrics import WrapperCounters
 from wrapper.order_assignment import OrderAssignment
 from wrapper.term_processor import TermProcessor
 from wrapper.update_processor import ReportedView, UpdateProcessor
@@ -102,6 +104,17 @@ class QueryProcessor:
         self._catalog: Catalog | None = None
         self._stopped = threading.Event()
         self._last_sent = 0.0
+        self.counters = WrapperCounters()
+
+    @property
+    def attached(self) -> bool:
+        """Whether a mediator is attached."""
+        return self._session is not None
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the source answered when it was asked last."""
+        return bool(self._reachable)
 
     @property
     def source(self) -> str:
@@ -253,7 +266,10 @@ class QueryProcessor:
             self._report(session, snapshot, observed_at)
             queries, session.queries = session.queries, []
             for query in queries:
+                started = time.monotonic()
                 self._answer(session, query, snapshot)
+                self.counters.queries += 1
+                self.counters.answer_seconds.add(time.monotonic() - started)
 
     def _report(self, session: Session, snapshot: Snapshot, observed_at: datetime) -> None:
         changes = self._changes(session, snapshot)
@@ -266,7 +282,11 @@ class QueryProcessor:
         for reported in session.views.values():
             reported.cursor = max(reported.cursor, snapshot.position)
         session.credit -= session.order.send_update(changes, deltas, snapshot.position, observed_at)
+        self.counters.transactions += len(changes.positions)
+        self.counters.rows += sum(delta.rows.num_rows for delta in deltas.values())
+        log_transactions(log, "reported", self.source, changes.positions)
         if changes.positions:
+            self.counters.run_sizes.add(len(changes.positions))
             self._last_sent = time.monotonic()
 
     def _changes(self, session: Session, snapshot: Snapshot) -> Changes | None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from adapters.spi import Adapter
 from protos.lockstep.v1 import wrapper_pb2, wrapper_pb2_grpc
+from protos.metrics import Families, MetricsEndpoint
 from protos.security.settings import WRAPPER_REQUEST_BYTES, ServerSecurity
 from protos.server import GrpcServer
 from wrapper.allow_list import Policies
+from wrapper.metrics import fill
 from wrapper.query_processor import QueryProcessor
 from wrapper.service import WrapperService
+
+log = logging.getLogger(__name__)
 
 
 class WrapperServer:
@@ -22,6 +27,7 @@ class WrapperServer:
         listen: str,
         security: ServerSecurity | None = None,
         policies: Policies | None = None,
+        metrics: str | None = None,
     ) -> None:
         self._adapter = adapter
         self._processor = QueryProcessor(adapter, self._set_reachable)
@@ -33,7 +39,13 @@ class WrapperServer:
             WrapperService(self._processor, self._new_adapter, self._server.audit, policies),
             self._server.server,
         )
+        self._metrics = MetricsEndpoint(metrics, security, self._fill) if metrics else None
         self._done = threading.Event()
+
+    def _fill(self, families: Families) -> None:
+        processor = self._processor
+        waiting = len(processor.messages)
+        fill(families, processor.source, processor.counters, waiting, processor.attached, processor.reachable)
 
     def _set_reachable(self, reachable: bool) -> None:
         self._server.set_serving(reachable)
@@ -48,6 +60,8 @@ class WrapperServer:
             probe.catalog()
         finally:
             probe.close()
+        if self._metrics is not None:
+            log.info("metrics at %s", self._metrics.start())
         address = self._server.start()
         self._thread.start()
         return address
@@ -57,6 +71,8 @@ class WrapperServer:
         if self._thread.is_alive():
             self._thread.join(timeout=grace + 5)
         self._server.stop(grace)
+        if self._metrics is not None:
+            self._metrics.stop()
         self._done.set()
 
     def wait(self) -> None:

@@ -155,13 +155,16 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
             name="exchange-receive",
             daemon=True,
         ).start()
-        yield from session.queue
+        for response in session.queue:
+            self._processor.counters.sent_bytes += response.ByteSize()
+            yield response
 
     def _refusals(self, call: Call) -> Callable[[str, LockstepError], None]:
         """What to do when something that a mediator sends on its Exchange is refused: write it down."""
 
         def refused(what: str, error: LockstepError) -> None:
             if isinstance(error, RefusedError):
+                self._processor.counters.refusals += 1
                 self._audit.record(call.principal, call.peer, what, call.target, error.reason, error.message)
 
         return refused
