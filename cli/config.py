@@ -82,7 +82,13 @@ class Configuration:
                 f"{self.path}: sources.{name}: give `address`, or a `listen` with a fixed port, "
                 "so that the mediator finds the wrapper"
             )
-        return f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
+        return reachable(f"{host}:{port}")
+
+
+def reachable(listen: str) -> str:
+    """How this machine reaches a server that listens there: one that listens everywhere, on loopback."""
+    host, _, port = listen.rpartition(":")
+    return f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Configuration:

@@ -263,9 +263,11 @@ def test_health_is_open_and_reflection_is_not(site: Site) -> None:
 
 
 def test_a_reader_of_one_view_reads_that_view_only(site: Site) -> None:
-    assert site.run("view", "create", "w", "--sql", VIEW, token=site.tokens["boss"]).returncode == 0
     pb, reader = mediator_pb2, site.tokens["reader"]
     with ExitStack() as stack:
+        boss = site.mediator(stack, site.tokens["boss"])
+        list(boss.CreateView(pb.CreateViewRequest(view=pb.ViewSpec(name="w", sql=VIEW)), timeout=120))
+        stack.callback(boss.DropView, pb.DropViewRequest(name="w"), timeout=120)
         stub = site.mediator(stack, reader)
         assert [view.spec.name for view in stub.ListViews(pb.ListViewsRequest(), timeout=60).views] == ["v"]
         status = stub.GetStatus(pb.GetStatusRequest(), timeout=60)
@@ -295,7 +297,6 @@ def test_a_reader_of_one_view_reads_that_view_only(site: Site) -> None:
         assert isinstance(
             refusal(lambda: nobody.ListViews(pb.ListViewsRequest(), timeout=60)), ForbiddenError
         )
-    assert site.run("view", "drop", "w", "--yes", token=site.tokens["boss"]).returncode == 0
 
 
 def test_a_mediator_does_not_see_what_is_hidden_from_it(site: Site) -> None:
@@ -311,12 +312,13 @@ def test_a_mediator_does_not_see_what_is_hidden_from_it(site: Site) -> None:
             other = site.wrapper(stack, "shop", token=site.wrapper_tokens[name])
             error = refusal(lambda other=other: other.DescribeSource(wrapper_pb2.DescribeSourceRequest()))
             assert isinstance(error, ForbiddenError), name
-    hidden = "SELECT o.id, o.card, c.name FROM shop.orders o JOIN crm.customer c ON c.id = o.cust"
-    done = site.run("view", "create", "x", "--sql", hidden, token=site.tokens["boss"])
-    assert done.returncode == 1
-    assert "unknown column 'card'" in done.stderr
-    done = site.run("explain", "SELECT * FROM shop.staff", token=site.tokens["boss"])
-    assert "has no relation 'staff'; it has: note, orders" in done.stderr
+        boss, pb = site.mediator(stack, site.tokens["boss"]), mediator_pb2
+        for sql, problem in {
+            "SELECT id, card FROM shop.orders": "unknown column 'card'",
+            "SELECT * FROM shop.staff": "has no relation 'staff'; it has: note, orders",
+        }.items():
+            request = pb.CreateViewRequest(view=pb.ViewSpec(name="x", sql=sql))
+            assert problem in str(refusal(lambda request=request: boss.CreateView(request, timeout=120)))
 
 
 def test_a_stolen_token_is_worthless_after_it_is_revoked(site: Site) -> None:
@@ -339,7 +341,7 @@ def test_a_stolen_token_is_worthless_after_it_is_revoked(site: Site) -> None:
         attacker = site.wrapper(stack, "shop", token=site.wrapper_tokens["stolen"])
         describe = wrapper_pb2.DescribeSourceRequest()
         assert isinstance(refusal(lambda: attacker.DescribeSource(describe)), ForbiddenError), "not listed"
-        site.run("token", "revoke", "stolen", "--file", str(wrapper_tokens))
+        TokenFile(wrapper_tokens).revoke("stolen")
         assert isinstance(refusal(lambda: attacker.DescribeSource(describe)), UnauthenticatedError)
 
 
@@ -351,8 +353,10 @@ def test_another_protocol_version_is_refused_with_both_named(site: Site) -> None
 
 
 def test_the_audit_log_tells_who_did_what(site: Site) -> None:
-    assert site.run("query", "SELECT * FROM v", token=site.tokens["reader"]).returncode == 0
-    assert site.run("view", "refresh", "v", token=site.tokens["reader"]).returncode == 1
+    with ExitStack() as stack:
+        reader = site.mediator(stack, site.tokens["reader"])
+        assert list(reader.Query(mediator_pb2.QueryRequest(sql="SELECT * FROM v"), timeout=60))
+        refusal(lambda: reader.RefreshView(mediator_pb2.RefreshViewRequest(name="v"), timeout=60))
     found = {(r["who"], r["action"], r["target"], r["outcome"]) for r in site.audit("mediator")}
     assert {
         ("boss", "create", "v", "ok"),

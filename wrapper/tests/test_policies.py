@@ -16,7 +16,7 @@ import pytest
 from adapters.registry import create
 from adapters.spi import SourceConfig
 from algebra.arrow_ipc import to_ipc
-from algebra.errors import ForbiddenError, LimitExceededError, LockstepError
+from algebra.errors import ForbiddenError, LimitExceededError, LockstepError, UnauthenticatedError
 from algebra.expressions import Call, ColumnRef, Literal, Operator
 from algebra.local_view import EquiJoin, LocalView, Occurrence, OutputColumn
 from algebra.position import ORIGIN
@@ -60,7 +60,7 @@ def owner(running: Owner) -> Iterator[Owner]:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
     folder = tmp_path_factory.mktemp("policies")
     file = TokenFile(folder / "tokens.json")
-    tokens = {name: file.create(name, ["attach:s"]) for name in ("narrow", "wide", "stranger")}
+    tokens = {name: file.create(name, ["attach:s"]) for name in ("narrow", "wide", "stranger", "stolen")}
     with SqliteWriter(folder / "s.db") as writer, ExitStack() as stack:
         writer.commit(
             "CREATE TABLE r (x INTEGER NOT NULL, y TEXT, secret TEXT NOT NULL, PRIMARY KEY (x, secret))",
@@ -71,7 +71,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
             create(SourceConfig("s", "sqlite", f"sqlite:///{folder / 's.db'}")),
             "127.0.0.1:0",
             ServerSecurity(tokens=file.path, audit=folder / "audit.jsonl"),
-            Policies({"narrow": NARROW, "wide": MediatorPolicy()}),
+            Policies({"narrow": NARROW, "wide": MediatorPolicy(), "stolen": MediatorPolicy()}),
         )
         stack.callback(server.stop, 0)
         yield Owner(server.start(), tokens, folder / "audit.jsonl")
@@ -191,6 +191,20 @@ def test_extents_and_answers_are_bounded_in_rows(owner: Owner) -> None:
     asked = mediator.ask(pairs, None)
     error_message = mediator.expect("error")
     assert (error_message.query_id, error_message.reason) == (asked, "LIMIT_EXCEEDED")
+
+
+def test_a_mediator_whose_token_is_revoked_is_put_out(owner: Owner) -> None:
+    mediator = owner.mediator("stolen")
+    mediator.expect("attached")
+    _, position = mediator.load(view())
+    mediator.define(view(), position)
+    mediator.expect("defined")
+    TokenFile(owner.audit.with_name("tokens.json")).revoke("stolen")
+    with pytest.raises(grpc.RpcError):
+        mediator.receive()
+    with pytest.raises(grpc.RpcError) as refused:
+        mediator.describe()
+    assert isinstance(error_from_rpc(refused.value), UnauthenticatedError)
 
 
 def test_refusals_are_written_down(owner: Owner) -> None:
