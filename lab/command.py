@@ -284,7 +284,7 @@ def soak(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run real processes under load and random faults, then check every version; exit code 1 if one is wrong.
+    """Run real processes under load and random faults, then check every version; exit code 1 if any is wrong.
 
     Databases, writers, wrappers behind a bad network and a mediator are killed, paused, locked, cut off and
     sent nonsense. Nothing outside of the folder and the loopback interface is touched.

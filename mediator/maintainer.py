@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import pyarrow as pa
@@ -137,6 +138,7 @@ class Maintainer:
             log.warning("view %s is parked until %s answers: its sources keep its updates", view.name, away)
 
     def _start(self, view: MaintainedView) -> None:
+        self._catch_up(view)
         try:
             process = MaintenanceProcess(self._state, view)
         except LockstepError as error:
@@ -144,6 +146,17 @@ class Maintainer:
             return
         self._processes[view.name] = process
         self._guarded(process, process.start)
+
+    def _catch_up(self, view: MaintainedView) -> None:
+        """Take note of versions that are visible although their install failed: it broke after its commit."""
+        try:
+            newest = self._state.warehouse.newest(view.name)
+        except LockstepError:
+            return  # dropped meanwhile
+        with self._state.changed:
+            if newest.version > view.version and not view.installing.locked():
+                view.version, view.vector = newest.version, dict(newest.vector)
+                view.queue.forget(view.vector)
 
     def _guarded(self, process: MaintenanceProcess, work: _Action) -> None:
         """Run a part of a process; if it fails, the process ends and nothing of it remains."""
@@ -261,6 +274,8 @@ class Maintainer:
         except Exception as error:
             found = storage_error(error, str(self._state.warehouse.root))
             self._state.storage_failed(found.message if found else f"{type(error).__name__}: {error}")
+            with suppress(Exception):  # else the next attempt begins with it
+                self._state.warehouse.recover()
             for process in processes:
                 self._end(process)
             self._state.stopped.wait(RETRY_SECONDS)

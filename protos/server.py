@@ -37,6 +37,8 @@ def keepalive_options(seconds: float) -> Sequence[tuple[str, int]]:
     return (
         ("grpc.keepalive_time_ms", period),
         ("grpc.keepalive_timeout_ms", period),
+        # Without it, an unanswered ping counts for a minute, whatever the timeout of keepalive is.
+        ("grpc.http2.ping_timeout_ms", period),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     )
