@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from algebra import redaction
 from algebra.consistency import Boundaries, Level, source_bounds
 from algebra.delta import Delta
 from algebra.global_transaction import GlobalTransaction
@@ -75,14 +76,22 @@ class CaptureProfile:
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """One source as configured. `relations` None means all; `options` are the adapter's own."""
+    """One source as configured. `relations` None means all; `options` are the adapter's own.
+
+    The URL and the options may hold secrets: neither is in the text form, and the secrets that the URL holds
+    are blotted out of every error and log line from now on.
+    """
 
     name: str
     adapter: str
-    url: str
+    url: str = field(repr=False)
     relations: tuple[str, ...] | None = None
     capture: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        redaction.remember_url(self.url)
+        redaction.remember_options(self.options)
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,12 @@ from algebra.assembly import (
     nodes_read,
 )
 from algebra.errors import ViewDefinitionError
-from algebra.expressions import Call, ColumnRef, Expression, Literal, Operator
+from algebra.expressions import MAX_DEPTH, Call, ColumnRef, Expression, Literal, Operator, depth
 from algebra.keys import ViewKeys
 from algebra.local_view import EquiJoin, LocalView, Occurrence, OutputColumn
 from algebra.schema import Catalog
 from algebra.sql_types import duckdb_type, family
-from algebra.view import DIALECT, BoundView, bind_view, column_of
+from algebra.view import DIALECT, BoundView, bind_view, bounded_sql, column_of
 
 _Ref = tuple[str, str]
 """(alias, column)"""
@@ -76,7 +76,13 @@ def decompose(
     `keys`: the view shows a key of every relation. `per_relation`: every relation is a local view of its own,
     also where several of one source could be joined there.
     """
-    view = bind_view(sql, catalogs)
+    with bounded_sql(sql):
+        return _decompose(name, bind_view(sql, catalogs), allow_cross_join, keys, per_relation)
+
+
+def _decompose(
+    name: str, view: BoundView, allow_cross_join: bool, keys: bool, per_relation: bool
+) -> Decomposition:
     hidden: tuple[tuple[str, exp.Expr], ...] = ()
     if keys:
         hidden = tuple(_hidden_keys(view))
@@ -188,7 +194,7 @@ class _Decomposer:
                 return
         if len(aliases) == 1:
             predicate = self._structured(bare)
-            if predicate is not None:
+            if predicate is not None and depth(predicate) <= MAX_DEPTH:
                 self.predicates.append((aliases.pop(), predicate))
                 return
         self.residuals.append(conjunct)
@@ -209,11 +215,12 @@ class _Decomposer:
         expression = expression.unnest()
         match expression:
             case exp.And() | exp.Or():
-                left, right = self._structured(expression.this), self._structured(expression.expression)
-                if left is None or right is None:
+                # A chain is one call of many arguments: nested as it is parsed, a long one would be too deep.
+                parts = [self._structured(part) for part in expression.flatten()]
+                if any(part is None for part in parts):
                     return None
                 operator = Operator.AND if isinstance(expression, exp.And) else Operator.OR
-                return Call(operator, (left, right))
+                return Call(operator, tuple(part for part in parts if part is not None))
             case exp.Not():
                 inner = self._structured(expression.this)
                 return None if inner is None else Call(Operator.NOT, (inner,))

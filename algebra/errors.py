@@ -10,11 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from algebra.redaction import redacted
+
 
 class LockstepError(Exception):
-    """Base of all errors that are reported to a user as one line."""
+    """Base of all errors that are reported to a user as one line, in which no secret is shown."""
 
     reason = "INTERNAL"
+
+    def __str__(self) -> str:
+        return redacted(super().__str__())
 
     @property
     def message(self) -> str:
@@ -76,6 +81,12 @@ class SourceUnavailableError(LockstepError):
     reason = "SOURCE_UNAVAILABLE"
 
 
+class StorageError(LockstepError):
+    """Retryable: the disk does not take what is written; it goes on by itself once it does."""
+
+    reason = "STORAGE"
+
+
 class ResyncRequiredError(LockstepError):
     """The stream of changes was broken; the source has to be read again as a whole."""
 
@@ -110,3 +121,27 @@ class OrderingViolationError(LockstepError):
     """Fatal: messages arrived in an order the protocol forbids; no view was changed."""
 
     reason = "ORDERING_VIOLATION"
+
+
+class UnauthenticatedError(LockstepError):
+    """The caller has not shown who it is: no valid token, and no certificate that is known here."""
+
+    reason = "UNAUTHENTICATED"
+
+
+class ForbiddenError(RefusedError):
+    """The caller is known, and may not do this."""
+
+    reason = "FORBIDDEN"
+
+
+class LimitExceededError(RefusedError):
+    """What was asked for, or sent, is larger than this process allows."""
+
+    reason = "LIMIT_EXCEEDED"
+
+
+class ProtocolVersionError(ConfigurationError):
+    """The peer speaks another version of the protocol; the message names both."""
+
+    reason = "PROTOCOL_VERSION"

@@ -56,6 +56,17 @@ class Call:
 
 Expression = ColumnRef | Literal | Call
 
+MAX_DEPTH = 32
+"""How deep a predicate that travels may be nested: protobuf reads 100 levels of messages, two for each
+call."""
+
+
+def depth(expression: Expression) -> int:
+    """How deep calls are nested in an expression; 0 for a column or a literal."""
+    if not isinstance(expression, Call):
+        return 0
+    return 1 + max(map(depth, expression.arguments), default=0)
+
 
 def column_refs(expression: Expression) -> Iterator[ColumnRef]:
     """Every column the expression reads, with repetitions."""

@@ -11,6 +11,7 @@ Division is defined here once for all engines: it is done in DOUBLE, and by zero
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import sqlglot
@@ -22,6 +23,9 @@ from algebra.errors import NotFoundError, TextPosition, ViewDefinitionError
 from algebra.schema import Catalog, RelationSchema
 
 DIALECT = "duckdb"
+
+LONGEST_SQL = 100_000
+"""Characters of a view's or a query's text at most."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,23 @@ _ALLOWED: tuple[type[exp.Expr], ...] = (
 
 def bind_view(sql: str, catalogs: Mapping[str, Catalog]) -> BoundView:
     """The view that a SQL text defines over these sources; ViewDefinitionError if it cannot be kept."""
-    return _Binder(sql, catalogs).bind()
+    with bounded_sql(sql):
+        return _Binder(sql, catalogs).bind()
+
+
+@contextmanager
+def bounded_sql(sql: str) -> Iterator[None]:
+    """Work on a SQL text, which must not be too long, nor nested deeper than a parser can follow."""
+    if len(sql) > LONGEST_SQL:
+        raise ViewDefinitionError(f"the SQL text has {len(sql)} characters; at most {LONGEST_SQL} are taken")
+    if "\x00" in sql or any("\ud800" <= character <= "\udfff" for character in sql):
+        raise ViewDefinitionError("the SQL text holds characters that no text has")
+    try:
+        yield
+    except RecursionError:
+        raise ViewDefinitionError(
+            "the SQL text is nested too deeply; write it with fewer parentheses"
+        ) from None
 
 
 class _Binder:

@@ -6,15 +6,31 @@ Imports happen on use: a wrapper host has neither Spark nor Delta Lake, a client
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from algebra.errors import ConfigurationError, MissingExtraError
 from cli.config import Configuration
-from cli.config_model import MediatorSection, ViewSection
+from cli.config_model import (
+    ConnectSection,
+    MediatorSection,
+    ServerSection,
+    SourceSection,
+    ViewSection,
+)
+from protos.security.settings import (
+    REQUEST_BYTES,
+    WRAPPER_REQUEST_BYTES,
+    ClientTls,
+    Connection,
+    ServerSecurity,
+    ServerTls,
+)
 
 if TYPE_CHECKING:
     from adapters.spi import Adapter
     from mediator.config import ViewSpecConfig
+    from wrapper.allow_list import Policies
 
 _OURS = ("protos", "algebra", "adapters", "wrapper", "mediator", "cli")
 
@@ -66,8 +82,63 @@ def wrapper_server(configuration: Configuration, name: str, listen: str | None) 
     from wrapper.server import WrapperServer
 
     where = listen if listen is not None else configuration.source(name).listen
-    server: Server = WrapperServer(adapter(configuration, name), where or "127.0.0.1:0")
+    source = configuration.source(name)
+    server: Server = WrapperServer(
+        adapter(configuration, name),
+        where or "127.0.0.1:0",
+        _security(source, WRAPPER_REQUEST_BYTES),
+        _policies(source),
+        source.metrics,
+    )
     return server
+
+
+def _security(section: ServerSection, max_request_bytes: int) -> ServerSecurity:
+    """How a server is protected, as its section says."""
+    tls = section.tls
+    return ServerSecurity(
+        tls=None
+        if tls is None
+        else ServerTls(Path(tls.certificate), Path(tls.key), Path(tls.client_ca) if tls.client_ca else None),
+        tokens=Path(section.tokens) if section.tokens else None,
+        certificates=section.certificates,
+        insecure=section.insecure,
+        audit=Path(section.audit) if section.audit else None,
+        max_request_bytes=max_request_bytes,
+    )
+
+
+def _policies(source: SourceSection) -> Policies:
+    from wrapper.allow_list import MediatorPolicy, Policies
+
+    if source.mediators is None:
+        return Policies()
+    return Policies(
+        {
+            name: MediatorPolicy(
+                relations=None
+                if policy.relations is None
+                else {
+                    relation: None if columns is None else frozenset(columns)
+                    for relation, columns in policy.relations.items()
+                },
+                max_rows=policy.max_rows,
+                queries_per_second=policy.queries_per_second,
+            )
+            for name, policy in source.mediators.items()
+        }
+    )
+
+
+def _connection(connect: ConnectSection) -> Connection:
+    """How a wrapper is reached; with any TLS setting the connection is encrypted."""
+
+    def path(value: str | None) -> Path | None:
+        return None if value is None else Path(value)
+
+    encrypted = connect.ca or connect.certificate or connect.server_name
+    tls = ClientTls(path(connect.ca), path(connect.certificate), path(connect.key), connect.server_name)
+    return Connection(tls if encrypted else None, connect.token, connect.insecure)
 
 
 def mediator_server(
@@ -97,6 +168,11 @@ def mediator_server(
         spark_conf=section.spark_conf,
         embedded_memory=section.embedded_memory,
         umq_rows=section.umq_rows,
+        security=_security(section, REQUEST_BYTES),
+        metrics=section.metrics,
+        connections={name: _connection(source.connect) for name, source in configuration.sources.items()},
+        keepalive_seconds=section.keepalive_seconds,
+        on_lost_history=section.on_lost_history.value,
         views=[view_spec(name, view) for name, view in configuration.views.items()],
     )
     server: Server = MediatorServer(config)

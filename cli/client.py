@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
-from algebra.errors import LockstepError, SourceUnavailableError
+from algebra.errors import LockstepError, SourceUnavailableError, UnauthenticatedError
+from cli import connecting
 from protos.lockstep.v1 import mediator_pb2_grpc
+from protos.security.settings import Connection
+from protos.security.tls import open_channel
 from protos.status import error_from_rpc
+from protos.version import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from grpc import UnaryStreamMultiCallable, UnaryUnaryMultiCallable
@@ -24,8 +28,12 @@ DEFAULT_TIMEOUT = 5.0
 CALL_TIMEOUT = 300.0
 """Seconds that a single answer may take; streams have no limit, because a load may be long."""
 
+_TLS = "the TLS handshake failed; check --ca, --certificate and --key"
+
 # What gRPC's texts contain, and what they mean.
 _SIGNS = {
+    "handshake": _TLS,
+    "certificate": _TLS,
     "refused": "refused",
     "name resolution": "the host is not known",
     "errors resolving": "the host is not known",
@@ -41,10 +49,15 @@ _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 class MediatorClient:
     """A connection to one mediator; connects with the first call, closes on leaving."""
 
-    def __init__(self, address: str, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(
+        self, address: str, timeout: float = DEFAULT_TIMEOUT, connection: Connection | None = None
+    ) -> None:
+        """`connection` says how it is reached; absent, the command line's options and environment do."""
         self.address = address
         self._timeout = timeout
-        self._channel = grpc.insecure_channel(address, options=_channel_options(address, timeout))
+        self._channel = open_channel(
+            address, connection or connecting.chosen(), PROTOCOL_VERSION, _channel_options(timeout)
+        )
         self.stub = mediator_pb2_grpc.MediatorServiceStub(self._channel)
 
     def __enter__(self) -> MediatorClient:
@@ -84,6 +97,10 @@ class MediatorClient:
             told = {key for key, _ in error.trailing_metadata() or ()}
             if "grpc-status-details-bin" not in told:
                 return self._unreachable(error.details() or "")
+        if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
+            return UnauthenticatedError(
+                f"the mediator at {self.address} ended the call: it is stopping, or the token was revoked"
+            )
         return error_from_rpc(error)
 
     def _unreachable(self, details: str) -> SourceUnavailableError:
@@ -95,16 +112,10 @@ class MediatorClient:
         )
 
 
-def _channel_options(address: str, timeout: float) -> list[tuple[str, int]]:
+def _channel_options(timeout: float) -> list[tuple[str, int]]:
     milliseconds = int(timeout * 1000)
-    options = [
-        ("grpc.max_receive_message_length", -1),
-        ("grpc.max_send_message_length", -1),
+    return [
         # How long one attempt to connect may take; a call waits for one attempt.
         ("grpc.min_reconnect_backoff_ms", milliseconds),
         ("grpc.initial_reconnect_backoff_ms", milliseconds),
     ]
-    if address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]"):
-        # gRPC would send even loopback traffic to a configured web proxy.
-        options.append(("grpc.enable_http_proxy", 0))
-    return options

@@ -7,22 +7,35 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
 from algebra.errors import ConfigurationError
-from cli import references, yaml_text
-from cli.config_model import Document, MediatorSection, Section, SourceSection, ViewSection
+from cli import references, secrecy, yaml_text
+from cli.config_model import (
+    ConnectSection,
+    Document,
+    MediatorSection,
+    Section,
+    ServerSection,
+    ServerTlsSection,
+    SourceSection,
+    ViewSection,
+)
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+_Server = TypeVar("_Server", bound=ServerSection)
 
 _SECTIONS: Mapping[str, type[Section]] = {
     "mediator": MediatorSection,
     "sources": SourceSection,
     "views": ViewSection,
 }
+
+_NESTED: Mapping[str, type[Section]] = {"tls": ServerTlsSection, "connect": ConnectSection}
 
 
 @dataclass(frozen=True)
@@ -69,30 +82,52 @@ class Configuration:
                 f"{self.path}: sources.{name}: give `address`, or a `listen` with a fixed port, "
                 "so that the mediator finds the wrapper"
             )
-        return f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
+        return reachable(f"{host}:{port}")
+
+
+def reachable(listen: str) -> str:
+    """How this machine reaches a server that listens there: one that listens everywhere, on loopback."""
+    host, _, port = listen.rpartition(":")
+    return f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Configuration:
     """The file's configuration, with environment references filled in and relative paths resolved."""
     file = str(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = yaml_text.read(path)
     except FileNotFoundError:
         raise ConfigurationError(f"{file}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{file}: cannot be read ({_reason(error)})") from error
-    values = yaml_text.parse(text, file)
-    document = _validate(_mapping(values, file), file, os.environ if environment is None else environment)
+    values = _mapping(yaml_text.parse(text, file), file)
+    secrecy.check_references(values, file)
+    document = _validate(values, file, os.environ if environment is None else environment)
+    secrecy.remember(document)
     folder = path.parent
-    mediator = document.mediator.model_copy(
+    mediator = _paths_beside(document.mediator, folder).model_copy(
         update={"warehouse": references.location(document.mediator.warehouse, folder)}
     )
-    sources = {
-        name: source if source.url is None
-        else source.model_copy(update={"url": references.beside(source.url, folder)})
-        for name, source in document.sources.items()
-    }  # fmt: skip
+    sources = {}
+    for name, source in document.sources.items():
+        connect = source.connect.model_copy(update=_files(source.connect, folder, "ca", "certificate", "key"))
+        url = None if source.url is None else references.beside(source.url, folder)
+        sources[name] = _paths_beside(source, folder).model_copy(update={"url": url, "connect": connect})
     return Configuration(path, mediator, sources, document.views)
+
+
+def _paths_beside(section: _Server, folder: Path) -> _Server:
+    """The server's section with its files' paths made absolute."""
+    update: dict[str, Any] = _files(section, folder, "tokens", "audit")
+    if section.tls is not None:
+        tls = section.tls.model_copy(update=_files(section.tls, folder, "certificate", "key", "client_ca"))
+        update["tls"] = tls
+    return section.model_copy(update=update)
+
+
+def _files(section: Section, folder: Path, *names: str) -> dict[str, Any]:
+    given = {name: getattr(section, name) for name in names}
+    return {name: references.location(path, folder) for name, path in given.items() if path is not None}
 
 
 def override(section: MediatorSection, **values: Any) -> MediatorSection:
@@ -131,8 +166,11 @@ def _problem(detail: ErrorDetails) -> str:
 
 
 def _suggestion(location: list[str]) -> str:
-    section = _SECTIONS.get(location[0]) if len(location) > 1 else Document
-    known = list(section.model_fields) if section else []
+    section = _NESTED.get(location[-2]) if len(location) > 2 else None
+    if section is None:
+        section = _SECTIONS.get(location[0]) if len(location) > 1 else Document
+    # What is the section's own comes before what all servers have.
+    known = sorted(section.model_fields, key=lambda key: key in ServerSection.model_fields) if section else []
     close = difflib.get_close_matches(location[-1], known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
 

@@ -22,6 +22,15 @@ class Engine(StrEnum):
     AUTO = "auto"
 
 
+class OnLostHistory(StrEnum):
+    """What the mediator does when a source no longer has the history that a view needs."""
+
+    PAUSE = "pause"
+    """The view keeps its last version until someone refreshes it."""
+    RESYNC = "resync"
+    """The view is refreshed at once: what differs becomes one version, marked as a load."""
+
+
 def host_port(value: str) -> str:
     """The address itself, if it reads `host:port`; the value is not repeated in the error."""
     match = _HOST_PORT.match(value)
@@ -54,7 +63,77 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class MediatorSection(Section):
+class ServerTlsSection(Section):
+    """A server's certificate; relative paths start at the file's folder."""
+
+    certificate: str
+    """PEM file of the certificate, with its chain."""
+    key: str
+    """PEM file of its key, unencrypted."""
+    client_ca: str | None = None
+    """PEM file of the authority whose certificates clients must show; absent asks for none."""
+
+
+class ServerSection(Section):
+    """What both kinds of server have in common: how they are protected, and what they tell about
+    themselves."""
+
+    tls: ServerTlsSection | None = None
+    """The certificate to serve with; absent means plain text, which is for the loopback interface."""
+    tokens: str | None = None
+    """File of token hashes (`lockstep token create`); absent means that nobody needs a token."""
+    certificates: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Scopes of callers without a token, by the common name of their certificate; needs `tls.client_ca`."""
+    insecure: bool = False
+    """Plain text, and callers that nobody knows, are allowed on addresses that other machines reach."""
+    audit: str | None = None
+    """File of audit records, one JSON object per line; absent sends them to the log."""
+    metrics: Address | None = None
+    """Where Prometheus finds metrics by HTTP; absent means nowhere."""
+
+    @model_validator(mode="after")
+    def _certificates_are_asked_for(self) -> ServerSection:
+        if self.certificates and (self.tls is None or self.tls.client_ca is None):
+            raise ValueError("`certificates` needs `tls.client_ca`: without it nobody shows one")
+        return self
+
+
+class ConnectSection(Section):
+    """How the mediator reaches a source's wrapper; relative paths start at the file's folder."""
+
+    ca: str | None = None
+    """PEM file of the authority of the wrapper's certificate; means TLS."""
+    certificate: str | None = None
+    """PEM file of the certificate that the mediator shows."""
+    key: str | None = None
+    """PEM file of its key, unencrypted."""
+    server_name: str = ""
+    """The name in the wrapper's certificate, if it is not the address's."""
+    token: str = Field(default="", repr=False)
+    """The mediator's token, as a reference like `${SHOP_TOKEN}`; the file must not hold it."""
+    insecure: bool = False
+    """Plain text to another machine is allowed, the token included."""
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> ConnectSection:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("`certificate` and `key` belong together; give both")
+        return self
+
+
+class MediatorPolicySection(Section):
+    """What one mediator may see of a source, and how much."""
+
+    relations: dict[str, tuple[str, ...] | None] | None = None
+    """The relations it may see, each with the columns it may see or nothing for all; absent means every
+    relation."""
+    max_rows: Annotated[int, Field(ge=1)] | None = None
+    """Rows of one extent or one answer at most; absent means any number."""
+    queries_per_second: Annotated[float, Field(gt=0)] | None = None
+    """How often it may ask; who asks more often waits. Absent means as often as it likes."""
+
+
+class MediatorSection(ServerSection):
     """How the mediator runs. Every field has a default, so the section may be absent."""
 
     listen: Address = "127.0.0.1:7000"
@@ -72,15 +151,21 @@ class MediatorSection(Section):
     embedded_memory: str = "768MiB"
     """Memory of the embedded engine's buffers, with unit; larger joins go to disk."""
     umq_rows: Annotated[int, Field(ge=1)] = 2_000_000
-    """Rows of updates that may wait per source before its wrapper is asked to pause."""
+    """Rows of updates that may wait in memory, over all views, before wrappers are asked to pause; a
+    transaction counts as one row more. A view that cannot go on is parked when it holds a quarter of it."""
+    keepalive_seconds: Annotated[float, Field(ge=0)] = 5.0
+    """Seconds that a connection to a wrapper may be silent before it is probed; it is given up after as many
+    again. 0 never probes."""
+    on_lost_history: OnLostHistory = OnLostHistory.PAUSE
+    """What happens to a view whose source has lost the history that it needs."""
 
 
-class SourceSection(Section):
+class SourceSection(ServerSection):
     """One source: how its wrapper reads it, where that wrapper listens, or only where it is found."""
 
     adapter: str | None = None
     """The adapter's name; absent if the wrapper is configured elsewhere."""
-    url: str | None = None
+    url: str | None = Field(default=None, repr=False)
     """What the adapter connects to; relative SQLite and DuckDB paths start at the file's folder."""
     relations: tuple[str, ...] | None = None
     """What the wrapper shows; absent means all relations."""
@@ -90,8 +175,13 @@ class SourceSection(Section):
     """Where the mediator finds the wrapper; absent means at `listen`."""
     capture: str | None = None
     """The capture style; absent means the adapter's choice."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(default_factory=dict, repr=False)
     """The adapter's own settings."""
+    mediators: dict[str, MediatorPolicySection] | None = None
+    """What each mediator may see, by the name of its token or certificate, `*` for all others; absent
+    shows all to all."""
+    connect: ConnectSection = ConnectSection()
+    """How the mediator reaches the wrapper."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> SourceSection:

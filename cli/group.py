@@ -14,8 +14,8 @@ from typer.core import TyperCommand, TyperGroup
 from algebra.errors import LockstepError
 from cli.options import settings
 
-_FLAGS = frozenset({"--debug"})
-_VALUED = frozenset({"--log-level"})
+_FLAGS = frozenset({"--debug", "--insecure"})
+_VALUED = frozenset({"--log-level", "--log-format", "--ca", "--certificate", "--key", "--server-name"})
 
 
 def hoist(arguments: Sequence[str]) -> list[str]:

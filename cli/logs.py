@@ -1,11 +1,17 @@
-"""Logging: one line per event on stderr."""
+"""Logging: one line per event on stderr, as text or as JSON, without secrets."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
+import traceback
+from datetime import UTC, datetime
 from enum import StrEnum
+from types import TracebackType
+
+from algebra.redaction import redacted
 
 
 class LogLevel(StrEnum):
@@ -15,6 +21,13 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How a record is written."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 class _OneLine(logging.Formatter):
@@ -29,21 +42,69 @@ class _OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         if not self._traces and record.exc_info:
-            kind, error, _ = record.exc_info
-            reason = f"{kind.__name__ if kind else 'error'}: {error}"
-            record = logging.makeLogRecord({**record.__dict__, "exc_info": None, "exc_text": None})
-            record.msg, record.args = f"{record.getMessage()} ({reason})", None
-        text = super().format(record)
+            record = _without_trace(record)
+        text = redacted(super().format(record))
         return text if self._traces else " ".join(text.splitlines())
 
 
-def configure(level: LogLevel, *, debug: bool) -> None:
+class _Json(logging.Formatter):
+    """One JSON object per record: time, level, logger, message, thread, and whatever the record has to add.
+
+    `transaction` is the correlation id of a source transaction, `source@position`: the same in the logs of
+    its wrapper and of the mediator.
+    """
+
+    _EXTRA = ("transaction", "transactions", "source", "view", "version")
+
+    def __init__(self, traces: bool) -> None:
+        super().__init__()
+        self._traces = traces
+
+    def format(self, record: logging.LogRecord) -> str:
+        trace = self.formatException(record.exc_info) if self._traces and record.exc_info else ""
+        if record.exc_info and not self._traces:
+            record = _without_trace(record)
+        entry = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "thread": record.threadName,
+        }
+        entry.update({name: getattr(record, name) for name in self._EXTRA if hasattr(record, name)})
+        if trace:
+            entry["trace"] = trace
+        return json.dumps({key: _clean(value) for key, value in entry.items()}, ensure_ascii=False)
+
+
+def _clean(value: object) -> object:
+    if isinstance(value, str):
+        return redacted(value)
+    return [_clean(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _without_trace(record: logging.LogRecord) -> logging.LogRecord:
+    """The record with its exception told in the message, on one line."""
+    assert record.exc_info
+    kind, error, _ = record.exc_info
+    reason = f"{kind.__name__ if kind else 'error'}: {error}"
+    plain = logging.makeLogRecord({**record.__dict__, "exc_info": None, "exc_text": None})
+    plain.msg, plain.args = f"{plain.getMessage()} ({reason})", None
+    return plain
+
+
+def configure(level: LogLevel, *, debug: bool, form: LogFormat = LogFormat.TEXT) -> None:
     """Send all records of at least this level to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine(traces=debug))
+    handler.setFormatter(_Json(traces=debug) if form is LogFormat.JSON else _OneLine(traces=debug))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.DEBUG if debug else level.value.upper())
     # They narrate every socket and every Java call.
     for chatty in ("py4j", "grpc", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def redacted_trace(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an uncaught exception as Python does, without secrets."""
+    sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, trace))))

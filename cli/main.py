@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Annotated
 
 import typer
 import typer.main
 
-from cli import logs
-from cli.commands import adapters, demo, explain, history, query, servers, status, views, watch
+from algebra.redaction import redacted
+from cli import connecting, logs
+from cli.commands import adapters, demo, explain, history, query, servers, status, tokens, views, watch
 from cli.group import LockstepGroup
-from cli.logs import LogLevel
+from cli.logs import LogFormat, LogLevel
 from cli.options import settings
 from lab import command as lab
 
@@ -42,13 +44,45 @@ def root(
     log_level: Annotated[
         LogLevel, typer.Option("--log-level", envvar="LOCKSTEP_LOG_LEVEL", help="What is logged to stderr.")
     ] = LogLevel.INFO,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option("--log-format", envvar="LOCKSTEP_LOG_FORMAT", help="How log records are written."),
+    ] = LogFormat.TEXT,
+    ca: Annotated[
+        Path | None,
+        typer.Option("--ca", envvar="LOCKSTEP_CA", help="PEM file of the mediator's authority; means TLS."),
+    ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option("--certificate", envvar="LOCKSTEP_CERTIFICATE", help="PEM file to be known by."),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option("--key", envvar="LOCKSTEP_KEY", help="PEM file of the certificate's key.")
+    ] = None,
+    server_name: Annotated[
+        str,
+        typer.Option(
+            "--server-name",
+            envvar="LOCKSTEP_SERVER_NAME",
+            help="The name in the mediator's certificate, if it is not the address's.",
+        ),
+    ] = "",
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            envvar="LOCKSTEP_INSECURE",
+            help="Allow plain text to other machines, token included.",
+        ),
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     chosen = settings(context)
-    chosen.debug, chosen.log_level = debug, log_level
-    logs.configure(log_level, debug=debug)
+    chosen.debug, chosen.log_level, chosen.log_format = debug, log_level, log_format
+    logs.configure(log_level, debug=debug, form=log_format)
+    connecting.configure(ca, certificate, key, server_name, insecure)
 
 
 app.command("demo")(demo.demo)
@@ -62,17 +96,19 @@ app.command("watch")(watch.watch)
 app.command("status")(status.status)
 app.command("explain")(explain.explain)
 app.add_typer(adapters.app, name="adapter")
+app.add_typer(tokens.app, name="token")
 app.add_typer(lab.app, name="lab")
 
 
 def main() -> None:
     """Run the command line; ends the process with its exit code."""
+    sys.excepthook = logs.redacted_trace
     try:
         typer.main.get_command(app).main(prog_name="lockstep")
     except Exception as error:
         if "--debug" in sys.argv or os.environ.get("LOCKSTEP_DEBUG"):
             raise
-        summary = " ".join(str(error).split())
+        summary = redacted(" ".join(str(error).split()))
         print(
             f"error: unexpected {type(error).__name__}: {summary} (--debug shows the trace)", file=sys.stderr
         )

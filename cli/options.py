@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cli.logs import LogLevel
+from cli.logs import LogFormat, LogLevel
 
 DEFAULT_ADDRESS = "127.0.0.1:7000"
 
@@ -60,11 +60,13 @@ class Settings:
 
     debug: bool = False
     log_level: LogLevel = LogLevel.INFO
+    log_format: LogFormat = LogFormat.TEXT
 
     @property
     def arguments(self) -> list[str]:
         """The same global options, for a child process."""
-        return ["--log-level", self.log_level.value, *(["--debug"] if self.debug else [])]
+        form = ["--log-format", self.log_format.value] if self.log_format is not LogFormat.TEXT else []
+        return ["--log-level", self.log_level.value, *form, *(["--debug"] if self.debug else [])]
 
 
 def settings(context: typer.Context) -> Settings:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -16,13 +17,14 @@ _READY = re.compile(r"listening on (\S+)")
 class LockstepProcess:
     """A `lockstep` server process; its output is kept for the failure message."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "cli.main", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd=ROOT,
+            env={**os.environ, **(environment or {})},
         )
         self._lines: list[str] = []
         self._ready = threading.Event()
@@ -81,3 +83,18 @@ def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 240) -> 
     for process in processes:
         _, errors = process.communicate(timeout=timeout)
         assert process.returncode == 0, errors
+
+
+def run_lockstep(
+    *arguments: str, environment: Mapping[str, str] | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """A `lockstep` command run to its end; its output is kept apart."""
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        timeout=timeout,
+        check=False,
+    )

@@ -268,6 +268,63 @@ def table1(
         show(plan, table, seconds)
 
 
+@app.command("soak")
+def soak(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long faults are injected.")] = 5.0,
+    seed: Seed = 1,
+    sources: Annotated[
+        list[str] | None,
+        typer.Option("--source", metavar="KIND", help="A kind of source; repeatable. Default: all kinds."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Where the mediator joins: duckdb, spark or auto.")] = "duckdb",
+    rate: Annotated[float, typer.Option(min=0.01, help="Faults per second, on average.")] = 1.0,
+    load: Annotated[float, typer.Option(min=0.1, help="Bursts of transactions per second and source.")] = 8.0,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Work in this new or empty folder, and keep it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run real processes under load and random faults, then check every version; exit code 1 if any is wrong.
+
+    Databases, writers, wrappers behind a bad network and a mediator are killed, paused, locked, cut off and
+    sent nonsense. Nothing outside of the folder and the loopback interface is touched.
+    """
+    import shutil
+    import tempfile
+
+    from algebra.errors import ConfigurationError
+    from lab.soak.deployment import Settings
+    from lab.soak.faults import EVERYTHING, Plan
+    from lab.soak.kinds import KINDS
+    from lab.soak.report import show
+    from lab.soak.run import Soak
+
+    kinds = sources or list(KINDS)
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise ConfigurationError(f"there is no kind of source {unknown[0]!r}; kinds: {', '.join(KINDS)}")
+    if folder is not None and folder.exists() and any(folder.iterdir()):
+        raise ConfigurationError(f"{folder}: is not empty; a soak starts from scratch")
+    place = folder.resolve() if folder is not None else Path(tempfile.mkdtemp(prefix="lockstep-soak-"))
+    place.mkdir(parents=True, exist_ok=True)
+    from cli.output import console, emit_json, error_console
+
+    progress = error_console()
+    settings = Settings(place, kinds, engine, seed, load)
+    result = Soak(
+        settings, Plan(seed, rate, EVERYTHING), lambda line: progress.print(line, markup=False)
+    ).run(minutes * 60)
+    if as_json:
+        emit_json(result.as_dict())
+    else:
+        show(console(), result)
+    if folder is None and result.is_right:
+        shutil.rmtree(place, ignore_errors=True)
+    elif not result.is_right:
+        progress.print(f"kept for you to look at: {place}", markup=False)
+    if not result.is_right:
+        raise typer.Exit(1)
+
+
 def _kind(chosen: Transactions) -> consistency.Scenario:
     from algebra.consistency import Scenario
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from protos.security.settings import Connection, ServerSecurity
+
 
 @dataclass(frozen=True)
 class ViewSpecConfig:
@@ -29,7 +31,13 @@ class MediatorConfig:
 
     `sources` maps each source's name to its wrapper's address. `max_batch` is how many transactions one
     batched sweep takes at most. `embedded_memory` bounds the embedded engine's buffers; larger joins spill.
-    `umq_rows` is how many rows of updates may wait in all queues before wrappers are asked to pause.
+    `umq_rows` is how many rows of updates may wait in all queues before wrappers are asked to pause; a view
+    that cannot go on and holds more than a quarter of it is parked. `keepalive_seconds` is how long a
+    connection may be silent before it is probed, and then until it is given up; 0 never probes.
+    `on_lost_history` is what happens when a source no longer has the history that a view needs: `pause` waits
+    for a refresh, `resync` refreshes by itself. `security` is how the mediator is protected from its clients,
+    `connections` how it reaches the wrapper of each source; one that is not named is reached by plain text,
+    on this machine. `metrics` is where Prometheus finds it; None means nowhere.
     """
 
     listen: str
@@ -42,3 +50,8 @@ class MediatorConfig:
     views: Sequence[ViewSpecConfig] = ()
     embedded_memory: str = "768MiB"
     umq_rows: int = 2_000_000
+    keepalive_seconds: float = 5.0
+    on_lost_history: str = "pause"
+    security: ServerSecurity = field(default_factory=ServerSecurity)
+    connections: Mapping[str, Connection] = field(default_factory=dict)
+    metrics: str | None = None

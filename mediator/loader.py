@@ -67,8 +67,10 @@ def _load_source(
     finished = False
     try:
         for chunk in channel.load([view for _, view in views]):
-            position = position_from_proto(chunk.position)
-            finished = chunk.last
+            at = position_from_proto(chunk.position)
+            if finished or (position is not None and at != position):
+                raise DataError(f"source {channel.source!r} sent an extent that is not of one snapshot")
+            position, finished = at, chunk.last
             if not chunk.arrow:
                 continue
             rows = from_ipc(chunk.arrow)

@@ -5,6 +5,9 @@ transaction and makes their versions visible by one commit. A view that cannot g
 it is held, it is paused) is left behind and does not hold up the others. The other algorithms settle their
 views each by itself.
 
+What such a view misses must not pile up here: paused, or holding more than its share of `umq_rows`, it is
+parked. Its updates are forgotten and left in the sources' logs, from where they come again when it can go on.
+
 Reference: SWEEP paper, Figure 4, process UpdateView.
 """
 
@@ -13,23 +16,30 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from algebra.assembly import VERSION
-from algebra.errors import LockstepError, SourceUnavailableError
+from algebra.errors import LockstepError, SourceUnavailableError, StorageError
 from algebra.position import Position
 from mediator.maintenance.contract import Install, Settle, Take, Update
 from mediator.process import MaintenanceProcess
 from mediator.state import MediatorState
+from mediator.storage_errors import storage_error
 from mediator.update_queue import DeliveredRun
 from mediator.views import MaintainedView
 from mediator.warehouse.records import VersionRow, ViewInstall
 from protos.convert import now
+from protos.correlation import log_transactions
 
 log = logging.getLogger(__name__)
+
+PARKED_SHARE = 4
+"""A view that cannot go on is parked when it holds more than `umq_rows` divided by this."""
+RETRY_SECONDS = 1.0
 
 _Action = Callable[[], None]
 
@@ -49,6 +59,7 @@ class Maintainer:
             with self._state.changed:
                 due = self._due()
                 if not due:
+                    self._state.give_room()
                     busy = any(p.is_asking for p in self._processes.values())
                     self._state.changed.wait(0.25 if busy else 1.0)
                     due = self._due()
@@ -74,19 +85,31 @@ class Maintainer:
                     due.append(partial(self._settle, process))
             elif process.is_overdue:
                 due.append(partial(self._guarded, process, process.give_up))
-        due += [partial(self._start, view) for view in self._state.views.values() if self._may_start(view)]
+        for view in self._state.views.values():
+            if self._may_start(view):
+                due.append(partial(self._start, view))
+            elif self._is_to_park(view):
+                due.append(partial(self._park, view))
+            elif view.parked and not view.problem and not self._state.away(view):
+                due.append(partial(self._state.follow, view))
         return due or self._round_due()
+
+    def _is_to_park(self, view: MaintainedView) -> bool:
+        """Whether a view cannot go on, and should not collect what it misses in memory."""
+        if view.parked or view.installing.locked():
+            return False
+        if view.problem:
+            return True
+        return bool(self._state.away(view)) and (
+            view.queue.cost > self._state.config.umq_rows // PARKED_SHARE
+        )
 
     def _may_start(self, view: MaintainedView) -> bool:
         return view.name not in self._processes and self._may_go_on(view)
 
     def _may_go_on(self, view: MaintainedView) -> bool:
         """Whether a view may install, and its sources all answer."""
-        return (
-            not view.problem
-            and not view.installing.locked()
-            and all(self._state.channels[source].connected for source in view.sources)
-        )
+        return view.is_followed and not view.installing.locked() and not self._state.away(view)
 
     def _round_due(self) -> list[_Action]:
         """The next thing to do for views that advance together: commit the round, or begin one."""
@@ -105,7 +128,17 @@ class Maintainer:
 
     # Processes begin, go on, and end
 
+    def _park(self, view: MaintainedView) -> None:
+        process = self._processes.get(view.name)
+        if process is not None:
+            self._end(process)
+        self._state.park(view)
+        if not view.problem:
+            away = ", ".join(self._state.away(view))
+            log.warning("view %s is parked until %s answers: its sources keep its updates", view.name, away)
+
     def _start(self, view: MaintainedView) -> None:
+        self._catch_up(view)
         try:
             process = MaintenanceProcess(self._state, view)
         except LockstepError as error:
@@ -113,6 +146,17 @@ class Maintainer:
             return
         self._processes[view.name] = process
         self._guarded(process, process.start)
+
+    def _catch_up(self, view: MaintainedView) -> None:
+        """Take note of versions that are visible although their install failed: it broke after its commit."""
+        try:
+            newest = self._state.warehouse.newest(view.name)
+        except LockstepError:
+            return  # dropped meanwhile
+        with self._state.changed:
+            if newest.version > view.version and not view.installing.locked():
+                view.version, view.vector = newest.version, dict(newest.vector)
+                view.queue.forget(view.vector)
 
     def _guarded(self, process: MaintenanceProcess, work: _Action) -> None:
         """Run a part of a process; if it fails, the process ends and nothing of it remains."""
@@ -124,7 +168,12 @@ class Maintainer:
     def _fail(self, process: MaintenanceProcess, error: BaseException | None) -> None:
         self._end(process)
         view = process.view
+        error = storage_error(error, str(self._state.warehouse.root)) or error
         match error:
+            case StorageError():
+                # What was computed is gone, every update is still queued.
+                self._state.storage_failed(error.message)
+                self._state.stopped.wait(RETRY_SECONDS)
             case SourceUnavailableError():
                 log.warning("view %s waits: %s", view.name, error)
             case LockstepError():
@@ -223,11 +272,15 @@ class Maintainer:
         try:
             newest = self._state.warehouse.install(installs)
         except Exception as error:
-            log.error("versions not installed: %s", error)
+            found = storage_error(error, str(self._state.warehouse.root))
+            self._state.storage_failed(found.message if found else f"{type(error).__name__}: {error}")
+            with suppress(Exception):  # else the next attempt begins with it
+                self._state.warehouse.recover()
             for process in processes:
                 self._end(process)
-            self._state.stopped.wait(1.0)
+            self._state.stopped.wait(RETRY_SECONDS)
             return False
+        self._state.storage_works()
         with self._state.changed:
             for process, updates, rows in zip(processes, taken, changed_rows, strict=True):
                 view = process.view
@@ -235,10 +288,18 @@ class Maintainer:
                 view.version, view.vector = record.version, dict(record.vector)
                 counters = view.counters
                 counters.batches += 1
-                counters.transactions += sum(len(u) if isinstance(u, DeliveredRun) else 1 for u in updates)
+                size = sum(len(u) if isinstance(u, DeliveredRun) else 1 for u in updates)
+                counters.transactions += size
+                counters.batch_sizes.add(size)
                 counters.rows += rows
                 counters.lags.extend((record.committed_at - u.observed_at).total_seconds() for u in updates)
+        self._state.commit_seconds.add(time.monotonic() - started)
         log.debug("installed %d views in %.3f s", len(installs), time.monotonic() - started)
+        for process, updates in zip(processes, taken, strict=True):
+            view = process.view
+            for source, positions in _positions(updates).items():
+                what = f"view {view.name} shows, at version {view.version}"
+                log_transactions(log, what, source, positions, view=view.name, version=view.version)
         self._acknowledge()
         return True
 
@@ -251,12 +312,7 @@ class Maintainer:
                 for source, position in view.vector.items():
                     known = committed.get(source)
                     committed[source] = position if known is None else min(known, position)
-            waiting = sum(view.queue.rows for view in self._state.views.values())
-            owed, self._state.owed = (
-                (self._state.owed, {}) if waiting < self._state.config.umq_rows else ({}, self._state.owed)
-            )
-        for source, rows in owed.items():
-            self._state.channels[source].grant(rows)
+        self._state.give_room()
         if not held:
             for source, position in committed.items():
                 self._state.channels[source].acknowledge(position)
@@ -292,3 +348,12 @@ def _settled_row(view: MaintainedView, reflects: Sequence[Update]) -> VersionRow
 def _rows_in(install: ViewInstall) -> int:
     rows = sum(int(pq.read_metadata(path).num_rows) for path in install.files)
     return rows + (int(install.table.num_rows) if install.table is not None else 0)
+
+
+def _positions(updates: Sequence[Update | DeliveredRun]) -> dict[str, list[Position]]:
+    """The positions of all transactions of these updates, by source."""
+    found: dict[str, list[Position]] = {}
+    for update in updates:
+        own = update.positions if isinstance(update, DeliveredRun) else [update.position]
+        found.setdefault(update.source, []).extend(own)
+    return found

@@ -11,6 +11,8 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from algebra.decompose import Decomposition
 from algebra.engines.contract import Extent
@@ -32,12 +34,15 @@ from mediator.loader import Progress, loaded_extents
 from mediator.maintainer import Maintainer
 from mediator.recompute import Recomputer, Verification
 from mediator.state import MediatorState
+from mediator.storage_errors import storage_error
 from mediator.views import MaintainedView, decomposed, spec_from_json, spec_to_json
 from mediator.warehouse.query import views_in
 from mediator.warehouse.records import StoredView, VersionRow
 from mediator.warehouse.warehouse import Warehouse
 from protos.convert import now
 from protos.lockstep.v1.types_pb2 import Capabilities
+from protos.metrics import Distribution
+from protos.security.settings import PLAIN
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +66,14 @@ class Mediator:
         identity = f"mediator at {config.listen}"
         self.channels = {
             source: SourceChannel(
-                source, address, identity, self._deliver, self._view_failed, config.umq_rows
+                source,
+                address,
+                identity,
+                self._deliver,
+                self._view_failed,
+                config.umq_rows,
+                config.keepalive_seconds,
+                connection=config.connections.get(source, PLAIN),
             )
             for source, address in config.sources.items()
         }
@@ -89,6 +101,21 @@ class Mediator:
             channel.start()
         for thread in self._threads:
             thread.start()
+
+    def on_storage(self, tell: Callable[[bool], None]) -> None:
+        """Have someone told whether versions can be stored, when that changes."""
+        self._state.on_storage = tell
+
+    @property
+    def storage_problem(self) -> tuple[str, datetime | None]:
+        """Why versions cannot be stored now, and since when; empty if they can."""
+        with self.changed:
+            return self._state.problem, self._state.problem_since
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows of updates that wait in memory, over all views; a transaction counts as one more."""
+        return self._state.waiting_rows
 
     @property
     def stopping(self) -> bool:
@@ -136,7 +163,31 @@ class Mediator:
                     log.error("view %s cannot be created: %s", spec.name, error)
                     self._state.detached.pop(spec.name, None)
                     self._refused_configured.add(spec.name)
+            if self.config.on_lost_history == "resync":
+                self._resync_lost()
             self._state.stopped.wait(0.5)
+
+    def _resync_lost(self) -> None:
+        """Refresh the views whose sources have lost the history that they need."""
+        for view in list(self.views.values()):
+            if not view.lost_history:
+                continue
+            try:
+                version, rows = self._recomputer.refresh(view, lambda *_: None)
+                log.warning(
+                    "view %s lost history and was read anew: %d rows changed, version %d",
+                    view.name,
+                    rows,
+                    version,
+                )
+            except SourceUnavailableError as error:
+                log.warning("view %s cannot be read anew yet: %s", view.name, error)
+            except LockstepError as error:
+                log.error("view %s cannot be read anew: %s", view.name, error)
+                view.lost_history = False
+            except Exception as error:
+                found = storage_error(error, str(self.warehouse.root))
+                self._state.storage_failed(found.message if found else f"{type(error).__name__}: {error}")
 
     def _exists(self, name: str) -> bool:
         return name in self.views or name in self._state.detached or name in self._refused_configured
@@ -195,6 +246,8 @@ class Mediator:
     def create_view(self, spec: ViewSpecConfig, progress: Progress) -> MaintainedView:
         """Decompose, load and start to keep a view. If anything fails, nothing is left of it."""
         _check_name(spec.name)
+        if spec.max_batch < 0:
+            raise ConfigurationError(f"max_batch is {spec.max_batch}; 0 means the mediator's value")
         with self.changed:
             if spec.name in self.views or spec.name in self._creating or spec.name in self._state.detached:
                 raise AlreadyExistsError(f"view {spec.name!r} exists already")
@@ -258,9 +311,27 @@ class Mediator:
         view = self.views.get(name)
         return view.problem if view is not None else self._state.detached.get(name, "")
 
+    @property
+    def commit_seconds(self) -> Distribution:
+        """How long commits to the warehouse took."""
+        return self._state.commit_seconds
+
+    def views_of(self, sql: str) -> set[str]:
+        """The views that a query reads; raises as the query would."""
+        return set(views_in(sql, [stored.name for stored in self.warehouse.views()]).values())
+
+    def away(self, name: str) -> tuple[Sequence[str], datetime | None]:
+        """The sources of a stored view that are away, and since when the first of them is."""
+        away = {
+            source: since
+            for source in self.warehouse.newest(name).vector
+            if source in self.channels and (since := self.channels[source].away_since) is not None
+        }
+        return sorted(away), min(away.values(), default=None)
+
     def fixed_version(self, sql: str, version: int) -> dict[str, int]:
         """Which view a query with `as_of` reads at that version; it must read exactly one."""
-        views = set(views_in(sql, [stored.name for stored in self.warehouse.views()]).values())
+        views = self.views_of(sql)
         if len(views) != 1:
             raise ViewDefinitionError(f"--as-of needs a query over one view, not {len(views)}")
         return {views.pop(): version}
@@ -269,12 +340,13 @@ class Mediator:
 
     def _deliver(self, update: SourceUpdate) -> None:
         """Log an update into the UMQ of every view it touches. Called by channels, in order per source."""
-        rows = sum(table.num_rows for table, _ in update.deltas.values() if table is not None)
         with self.changed:
             deliveries = [next(self._deliveries) for _ in update.positions]
             for view in self.views.values():
                 deltas = {
-                    view.node_of[name]: delta for name, delta in update.deltas.items() if name in view.node_of
+                    view.node_of[name]: delta
+                    for name, delta in update.deltas.items()
+                    if name in view.node_of and update.subscriptions[name] == view.subscription
                 }
                 if deltas and view.queue.log_update(
                     update.source,
@@ -286,7 +358,6 @@ class Mediator:
                     update.marks,
                 ):
                     view.delivered()
-            self._state.owed[update.source] = self._state.owed.get(update.source, 0) + rows
             self.changed.notify_all()
 
     def _view_failed(self, local_view: str, error: LockstepError) -> None:

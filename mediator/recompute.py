@@ -17,7 +17,7 @@ from algebra.assembly import VERSION
 from algebra.decompose import Decomposition
 from algebra.delta import consolidate
 from algebra.engines.contract import Extent, Relation
-from algebra.errors import DataError, SchemaChangedError
+from algebra.errors import ConfigurationError, DataError, SchemaChangedError, SourceUnavailableError
 from algebra.position import Position
 from algebra.schema import COUNT
 from mediator.config import ViewSpecConfig
@@ -56,8 +56,11 @@ class Recomputer:
     def verify(self, view: MaintainedView, progress: Progress) -> Verification:
         """Recompute a view at its current vector and compare."""
         name = view.name
+        self._wait_followed(view)
         with self._held(view):
+            self._check_followed(view)
             with self._recomputed(view, progress, at_vector=True) as (recomputed, _):
+                self._check_followed(view)
                 stored = self._state.warehouse.read(name, view.version).read_all()
                 differences = self._state.engine.minus(stored, recomputed)
             record = self._state.warehouse.version_record(name, view.version)
@@ -71,7 +74,7 @@ class Recomputer:
         """Read a view's sources again and install the difference as one version: (version, rows changed)."""
         name = view.name
         with self._held(view), self._state.acknowledgements_held():
-            paused = bool(view.problem)
+            paused = not view.is_followed
             if paused:
                 fresh = self._explain(view.spec)
                 if not fresh.assembly.schema.equals(view.plan.query.schema):
@@ -92,15 +95,31 @@ class Recomputer:
                 view.version, view.vector = newest.version, dict(newest.vector)
                 view.queue.rebase(version, vector)
                 view.epoch += 1
-                if paused:
-                    view.queue.clear(version)
-                view.problem = ""
-            if paused:
+                # It may have been paused meanwhile; what it lacked then is in what was read.
+                again = paused or not view.is_followed
+                view.problem, view.lost_history = "", False
+            if again:
                 self._state.follow(view)
         progress("done", "", 0, None)
         with self._state.changed:
             self._state.changed.notify_all()
         return version, newest.changed_rows
+
+    def _wait_followed(self, view: MaintainedView) -> None:
+        """Return when the view's updates are queued: verifying needs what happened after its vector."""
+        with self._state.changed:
+            if not self._state.changed.wait_for(lambda: view.problem or not view.parked, ATTACH_SECONDS):
+                raise SourceUnavailableError(f"view {view.name!r} waits for a source; verify it later")
+        self._check_followed(view)
+
+    @staticmethod
+    def _check_followed(view: MaintainedView) -> None:
+        if view.parked and not view.problem:
+            raise SourceUnavailableError(f"view {view.name!r} waits for a source; verify it later")
+        if view.problem:
+            raise ConfigurationError(
+                f"view {view.name!r} is paused: {view.problem}; refresh it first (lockstep view refresh)"
+            )
 
     @contextmanager
     def _held(self, view: MaintainedView) -> Iterator[None]:
@@ -125,7 +144,7 @@ class Recomputer:
             for node, local in enumerate(view.local_views):
                 channel, position = self._state.channels[local.source], loaded.vector[local.source]
                 minus = None
-                if not view.problem:
+                if view.is_followed:
                     channel.grant(self._state.config.umq_rows)
                     channel.wait_delivered(local.name, position, CATCH_UP_SECONDS)
                 if at_vector:

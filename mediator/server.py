@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
+from mediator import metrics
 from mediator.config import MediatorConfig
 from mediator.mediator import Mediator
 from mediator.service import MediatorService
 from protos.lockstep.v1 import mediator_pb2, mediator_pb2_grpc
+from protos.metrics import Families, MetricsEndpoint
+from protos.security.settings import PLAIN
+from protos.security.tls import check_exposed, check_reached
 from protos.server import GrpcServer
+
+log = logging.getLogger(__name__)
 
 
 class MediatorServer:
@@ -18,26 +25,42 @@ class MediatorServer:
         self._config = config
         self.mediator: Mediator | None = None
         self._server: GrpcServer | None = None
+        self._metrics: MetricsEndpoint | None = None
         self._done = threading.Event()
 
     def start(self) -> str:
         """Begin to serve; the bound address."""
+        check_exposed(self._config.listen, self._config.security)
+        for source, address in self._config.sources.items():
+            check_reached(address, self._config.connections.get(source, PLAIN))
+        if self._config.metrics:
+            self._metrics = MetricsEndpoint(self._config.metrics, self._config.security, self._fill)
         # The engine may start a Java process, which must not happen while gRPC's threads run: it forks.
         self.mediator = Mediator(self._config)
         service = mediator_pb2.DESCRIPTOR.services_by_name["MediatorService"].full_name
-        self._server = GrpcServer(self._config.listen, [service])
-        mediator_pb2_grpc.add_MediatorServiceServicer_to_server(
-            MediatorService(self.mediator), self._server.server
-        )
         try:
+            self._server = GrpcServer(self._config.listen, [service], self._config.security)
+            mediator_pb2_grpc.add_MediatorServiceServicer_to_server(
+                MediatorService(self.mediator), self._server.server
+            )
             address = self._server.start()
         except BaseException:
             self.mediator.stop()
             raise
+        self.mediator.on_storage(self._server.set_serving)
         self.mediator.start()
+        if self._metrics is not None:
+            log.info("metrics at %s", self._metrics.start())
+        self._server.set_serving(True)
         return address
 
+    def _fill(self, families: Families) -> None:
+        if self.mediator is not None:
+            metrics.fill(self.mediator, families)
+
     def stop(self, grace: float = 2.0) -> None:
+        if self._metrics is not None:
+            self._metrics.stop()
         if self.mediator is not None:
             self.mediator.begin_stop()
         if self._server is not None:

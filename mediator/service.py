@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import queue
+import resource
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -12,17 +14,24 @@ import grpc
 import psutil
 
 from algebra.arrow_ipc import schema_to_ipc, to_ipc
-from algebra.errors import LockstepError
+from algebra.errors import ForbiddenError, LockstepError, NotFoundError
 from algebra.position import Position
 from mediator.config import ViewSpecConfig
 from mediator.explain import explanation, maintenance
 from mediator.mediator import Mediator
+from mediator.storage_errors import storage_error
 from mediator.views import MaintainedView, spec_from_json
 from mediator.warehouse.records import VersionRecord
 from protos.convert import position_to_proto
 from protos.lockstep.v1 import mediator_pb2 as pb
 from protos.lockstep.v1 import mediator_pb2_grpc
+from protos.security.access import require
+from protos.security.guard import call_of
+from protos.security.principals import Principal, Verb
 from protos.status import abort
+
+_RUSAGE_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes per unit of `ru_maxrss`."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -60,6 +69,7 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
         self, request: pb.CreateViewRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.CreateViewResponse]:
         spec = _spec_from_proto(request.view)
+        call_of(context).target = spec.name
         for event in _with_progress(lambda progress: self._mediator.create_view(spec, progress)):
             if isinstance(event, pb.LoadProgress):
                 yield pb.CreateViewResponse(progress=event)
@@ -84,9 +94,13 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
 
     @_unary
     def ListViews(self, request: pb.ListViewsRequest, context: grpc.ServicerContext) -> pb.ListViewsResponse:
-        return pb.ListViewsResponse(
-            views=[self._view(stored.name) for stored in self._mediator.warehouse.views()]
-        )
+        seen = self._seen_by(call_of(context).principal)
+        return pb.ListViewsResponse(views=[self._view(name) for name in seen])
+
+    def _seen_by(self, principal: Principal) -> list[str]:
+        """The views that a caller may know of."""
+        names = [stored.name for stored in self._mediator.warehouse.views()]
+        return [name for name in names if may_see(principal, name)]
 
     @_unary
     def GetView(self, request: pb.GetViewRequest, context: grpc.ServicerContext) -> pb.GetViewResponse:
@@ -101,9 +115,23 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
             engine=mediator.config.engine,
             warehouse=mediator.config.warehouse,
             memory_bytes=psutil.Process().memory_info().rss,
+            peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RUSAGE_UNIT,
+            waiting_rows=mediator.waiting_rows,
+            limits=pb.Limits(
+                umq_rows=mediator.config.umq_rows,
+                max_batch=mediator.config.max_batch,
+                embedded_memory=mediator.config.embedded_memory,
+                keepalive_seconds=mediator.config.keepalive_seconds,
+            ),
         )
+        response.problem, problem_since = mediator.storage_problem
+        if problem_since is not None:
+            response.problem_since.FromDatetime(problem_since)
         response.started_at.FromDatetime(mediator.started_at)
-        for channel in mediator.channels.values():
+        principal = call_of(context).principal
+        # Who may read some views only has no business with where their rows come from.
+        all_seen = principal.may(Verb.READ, "") or principal.may(Verb.MANAGE, "")
+        for channel in mediator.channels.values() if all_seen else ():
             status = response.sources.add(
                 source=channel.source,
                 address=channel.address,
@@ -115,26 +143,25 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
                 bytes_sent=channel.counters.bytes_sent,
                 problem=channel.problem,
                 capabilities=channel.capabilities,
+                owed_rows=channel.owed,
             )
+            if channel.heard_at is not None:
+                status.heard_at.FromDatetime(channel.heard_at)
             status.since.FromDatetime(channel.since)
-        for stored in mediator.warehouse.views():
-            response.views.append(self._view_status(stored.name))
+        response.views.extend(self._view_status(name) for name in self._seen_by(principal))
         return response
 
     def _view_status(self, name: str) -> pb.ViewStatus:
         view: MaintainedView | None = self._mediator.views.get(name)
         newest = self._mediator.warehouse.newest(name)
-        problem = self._mediator.problem(name)
-        status = pb.ViewStatus(
-            view=name,
-            version=newest.version,
-            state="paused" if problem else "maintained",
-            problem=problem,
-        )
+        status = pb.ViewStatus(view=name, version=newest.version)
+        self._tell_state(status, name)
         if view is not None:
             counters = view.counters
+            status.parked = view.parked and not view.problem
             with self._mediator.changed:
                 status.pending = len(view.queue)
+                status.pending_rows = view.queue.rows
             status.batches = counters.batches
             status.transactions = counters.transactions
             status.queries = counters.queries
@@ -145,9 +172,28 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
             status.lag_p99_seconds = counters.lag(0.99)
         return status
 
+    def _tell_state(self, told: pb.View | pb.ViewStatus, name: str) -> None:
+        """Whether a view is maintained, stale or paused; why, and since when."""
+        kept = self._mediator.views.get(name)
+        waits_for, since = self._mediator.away(name)
+        told.problem = self._mediator.problem(name)
+        told.waits_for.extend(waits_for)
+        if since is not None:
+            told.stale_since.FromDatetime(since)
+        if told.problem and (kept is not None or not waits_for):
+            told.state = "paused"
+        elif waits_for:
+            told.state = "stale"
+            told.problem = f"waits for {', '.join(waits_for)}"
+        else:
+            told.state = "maintained"
+
     @_streaming
     def Query(self, request: pb.QueryRequest, context: grpc.ServicerContext) -> Iterator[pb.QueryResponse]:
         fixed: Mapping[str, int] | None = None
+        call = call_of(context)
+        views = self._readable(call.principal, request.sql)
+        call.target = ", ".join(sorted(views))
         if request.HasField("as_of"):
             fixed = self._mediator.fixed_version(request.sql, request.as_of)
         reader, versions = self._mediator.warehouse.query(request.sql, fixed)
@@ -156,6 +202,23 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
             if batch.num_rows:
                 yield pb.QueryResponse(arrow=to_ipc(batch))
         yield pb.QueryResponse(last=True)
+
+    def _readable(self, principal: Principal, sql: str) -> set[str]:
+        """The views of a query, if the caller may read all of them.
+
+        One that may not hears the same of a view that does not exist: nobody learns names by asking.
+        """
+        every = principal.may(Verb.READ, "")
+        try:
+            views = self._mediator.views_of(sql)
+        except NotFoundError:
+            if every:
+                raise
+            views = None
+        if views is None or not all(principal.may(Verb.READ, view) for view in views):
+            own = ", ".join(sorted(scope.partition(":")[2] for scope in principal.scopes if ":" in scope))
+            raise ForbiddenError(f"{principal.title} may read {own or 'nothing'}, and the query names more")
+        return views
 
     @_streaming
     def WatchView(
@@ -189,7 +252,7 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
     def GetHistory(
         self, request: pb.GetHistoryRequest, context: grpc.ServicerContext
     ) -> pb.GetHistoryResponse:
-        records = self._mediator.warehouse.history(request.name, request.limit)
+        records = self._mediator.warehouse.history(request.name, max(request.limit, 0))
         return pb.GetHistoryResponse(versions=[_version(record) for record in records])
 
     @_streaming
@@ -220,13 +283,19 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
 
     @_unary
     def Explain(self, request: pb.ExplainRequest, context: grpc.ServicerContext) -> pb.ExplainResponse:
+        call = call_of(context)
         if request.WhichOneof("what") == "view":
+            call.target = request.view
+            if not may_see(call.principal, request.view):
+                require(call.principal, Verb.READ, request.view)
             stored = self._mediator.warehouse.view(request.view)
             kept = self._mediator.views.get(request.view)
             if kept is not None:
                 return pb.ExplainResponse(explanation=self._explanation(kept))
             spec = spec_from_json(stored.spec)
         else:
+            # It tells the columns of the sources: that is for those who may make views of them.
+            require(call.principal, Verb.MANAGE, "a view that does not exist yet")
             spec = _spec_from_proto(request.spec)
         decomposition = self._mediator.explain(spec)
         promise = self._mediator.promise(spec, decomposition)
@@ -238,23 +307,26 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
     def _view(self, name: str) -> pb.View:
         warehouse = self._mediator.warehouse
         stored, newest = warehouse.view(name), warehouse.newest(name)
-        problem = self._mediator.problem(name)
         view = pb.View(
             spec=_spec_to_proto(spec_from_json(stored.spec)),
             version=newest.version,
             rows=newest.rows,
             vector=_vector(newest.vector),
             arrow_schema=schema_to_ipc(stored.visible_schema),
-            state="paused" if problem else "maintained",
-            problem=problem,
             sources=sorted(newest.vector),
         )
+        self._tell_state(view, name)
         view.committed_at.FromDatetime(newest.committed_at)
         kept = self._mediator.views.get(name)
         if kept is not None:
             promise = self._mediator.promise(kept.spec, kept.decomposition)
             view.maintenance.CopyFrom(maintenance(promise))
         return view
+
+
+def may_see(principal: Principal, view: str) -> bool:
+    """Whether a caller may know how a view is doing."""
+    return principal.may(Verb.READ, view) or principal.may(Verb.MANAGE, view)
 
 
 def _notify(condition: threading.Condition) -> None:
@@ -318,6 +390,9 @@ def _with_progress(work: Callable[[Callable[..., None]], Any]) -> Iterator[Any]:
         except LockstepError as error:
             events.put(("error", error))
         except Exception as error:
+            if (found := storage_error(error, "the warehouse")) is not None:
+                events.put(("error", found))
+                return
             events.put(("error", LockstepError(f"internal error: {error}")))
             raise
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from algebra.engines.contract import Engine
-from algebra.errors import LockstepError
+from algebra.errors import LockstepError, ResyncRequiredError
 from mediator.channel import SourceChannel
 from mediator.config import MediatorConfig
 from mediator.views import MaintainedView
 from mediator.warehouse.warehouse import Warehouse
+from protos.convert import now
+from protos.metrics import SECONDS, Distribution
 
 log = logging.getLogger(__name__)
+
+_SUBSCRIPTIONS = itertools.count(1)
 
 
 @dataclass
 class MediatorState:
-    """One mediator's state. `changed` guards `views`, their queues, `owed` and `holds`.
+    """One mediator's state. `changed` guards `views`, their queues, and `holds`.
 
     It is notified when updates are delivered, versions installed, views come or go.
     """
@@ -32,10 +38,15 @@ class MediatorState:
     views: dict[str, MaintainedView] = field(default_factory=dict)
     detached: dict[str, str] = field(default_factory=dict)
     """Stored views that are not kept yet, and why."""
-    owed: dict[str, int] = field(default_factory=dict)
-    """Rows that each source has sent and not yet been given room for again."""
+    problem: str = ""
+    """Why versions cannot be stored now; empty if they can."""
+    problem_since: datetime | None = None
+    on_storage: Callable[[bool], None] = lambda _: None
+    """Told whether versions can be stored, when that changes."""
     holds: int = 0
     """How many loads still need history that sources would trim if it were acknowledged."""
+    commit_seconds: Distribution = field(default_factory=lambda: Distribution(SECONDS))
+    """How long commits took; the maintenance thread adds."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     stopped: threading.Event = field(default_factory=threading.Event)
 
@@ -45,15 +56,68 @@ class MediatorState:
             self.changed.notify_all()
 
     def follow(self, view: MaintainedView) -> None:
-        """Have the changes of a view's local views reported, from its vector on."""
+        """Have the changes of a view's local views reported, from its vector on; its queue is emptied."""
+        with self.changed:
+            view.queue.clear(view.version)
+            view.subscription = next(_SUBSCRIPTIONS)
+            view.parked = False
         for source in view.sources:
             local_views = [local for local in view.local_views if local.source == source]
-            self.channels[source].define(local_views, view.vector[source])
+            self.channels[source].define(local_views, view.vector[source], view.subscription)
+
+    def park(self, view: MaintainedView) -> None:
+        """Leave a view's updates in its sources' logs, and forget those that wait; `follow` takes it up.
+
+        Nothing is lost: its vector is not acknowledged beyond, so the sources keep what comes after it.
+        """
+        with self.changed:
+            view.parked = True
+            view.subscription = next(_SUBSCRIPTIONS)
+            view.queue.clear(view.version)
+            view.epoch += 1
+        for local in view.local_views:
+            self.channels[local.source].drop(local.name)
+        self.notify()
+
+    def away(self, view: MaintainedView) -> list[str]:
+        """The sources of a view that do not answer now."""
+        return [source for source in view.sources if not self.channels[source].connected]
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows of updates that wait in memory, over all views."""
+        with self.changed:
+            return sum(view.queue.cost for view in self.views.values())
+
+    def give_room(self) -> None:
+        """Give sources credit for what they have sent, unless too much of it waits."""
+        if self.waiting_rows < self.config.umq_rows:
+            for channel in self.channels.values():
+                channel.give_back()
+
+    def storage_failed(self, problem: str) -> None:
+        """Versions cannot be stored: nothing is lost, and they are tried again until they can."""
+        with self.changed:
+            if not self.problem:
+                self.problem_since = now()
+                self.on_storage(False)
+            if self.problem != problem:
+                log.error("versions cannot be stored and will be tried again: %s", problem)
+            self.problem = problem
+
+    def storage_works(self) -> None:
+        """Versions can be stored (again)."""
+        with self.changed:
+            if self.problem:
+                log.info("versions can be stored again, after: %s", self.problem)
+                self.on_storage(True)
+            self.problem, self.problem_since = "", None
 
     def pause(self, view: MaintainedView, error: LockstepError) -> None:
         """Stop keeping a view until it is refreshed; what it holds stays readable."""
         with self.changed:
             view.problem = error.message
+            view.lost_history = isinstance(error, ResyncRequiredError)
             self.changed.notify_all()
         log.error("view %s is paused: %s (lockstep view refresh %s)", view.name, error, view.name)
 

@@ -100,6 +100,11 @@ class UpdateMessageQueue:
         """How many delta rows wait."""
         return sum(table.num_rows for run in self._runs for table in run.tables.values())
 
+    @property
+    def cost(self) -> int:
+        """What waits, in credit: rows, and one for each transaction."""
+        return self.rows + len(self)
+
     def log_update(
         self,
         source: str,

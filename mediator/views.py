@@ -19,6 +19,7 @@ from mediator.consistency import admit, choose
 from mediator.maintenance.contract import Maintenance
 from mediator.update_queue import DeliveredRun, UpdateMessageQueue
 from protos.lockstep.v1.types_pb2 import Capabilities
+from protos.metrics import SIZES, Distribution
 
 RECENT_LAGS = 1000
 
@@ -32,6 +33,7 @@ class ViewCounters:
     queries: int = 0
     compensations: int = 0
     rows: int = 0
+    batch_sizes: Distribution = field(default_factory=lambda: Distribution(SIZES))
     lags: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_LAGS))
 
     def lag(self, percentile: float) -> float:
@@ -58,6 +60,12 @@ class MaintainedView:
         self.version = version
         self.vector = dict(vector)
         self.problem = ""
+        self.lost_history = False
+        """It is paused because a source's history is lost: reading the sources anew mends it."""
+        self.subscription = 0
+        """The number under which its local views are defined; an update with another one is not its own."""
+        self.parked = False
+        """Its local views are not defined: what its sources do is left in their logs."""
         self.counters = ViewCounters()
         self.installing = threading.Lock()
         self.epoch = 0
@@ -90,8 +98,9 @@ class MaintainedView:
         return tuple(dict.fromkeys(local.source for local in self.local_views))
 
     @property
-    def state(self) -> str:
-        return "paused" if self.problem else "maintained"
+    def is_followed(self) -> bool:
+        """Whether what its sources do is queued for it."""
+        return not self.problem and not self.parked
 
     def delivered(self) -> None:
         """Tell the view's process what was queued last."""

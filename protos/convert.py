@@ -8,16 +8,35 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from algebra.arrow_ipc import from_ipc, schema_to_ipc, to_ipc
-from algebra.errors import RefusedError
-from algebra.expressions import Call, ColumnRef, Expression, Literal, Operator
+from algebra.errors import DataError, RefusedError
+from algebra.expressions import MAX_DEPTH, Call, ColumnRef, Expression, Literal, Operator
 from algebra.global_transaction import GlobalTransaction
 from algebra.local_view import EquiJoin, LocalView, Occurrence, OutputColumn
 from algebra.position import Position
 from algebra.schema import Catalog, Column, RelationSchema
 from protos.lockstep.v1 import types_pb2 as pb
+from protos.version import PROTOCOL_VERSION as PROTOCOL_VERSION
 
-PROTOCOL_VERSION = 1
-MAX_EXPRESSION_DEPTH = 64
+MAX_OCCURRENCES = 64
+"""Relations that one local view joins at most: a hostile definition must not make the source join without
+end."""
+MAX_COLUMNS = 4096
+MAX_TEXT = 1024
+"""Characters of a name at most."""
+
+_LITERALS = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_timestamp,
+    pa.types.is_null,
+)
 
 _OPERATORS = {operator: getattr(pb, f"OPERATOR_{operator.name}") for operator in Operator}
 _OPERATORS_BACK = {value: operator for operator, value in _OPERATORS.items()}
@@ -67,20 +86,13 @@ def expression_to_proto(expression: Expression) -> pb.Expression:
 
 
 def expression_from_proto(message: pb.Expression, depth: int = 0) -> Expression:
-    if depth > MAX_EXPRESSION_DEPTH:
-        raise RefusedError(f"a predicate is nested deeper than {MAX_EXPRESSION_DEPTH} levels")
+    if depth > MAX_DEPTH:
+        raise RefusedError(f"a predicate is nested deeper than {MAX_DEPTH} levels")
     match message.WhichOneof("node"):
         case "column":
             return _ref_from_proto(message.column)
         case "literal":
-            table = from_ipc(message.literal.arrow)
-            if table.column_names != ["value"] or table.num_rows != 1:
-                raise RefusedError("a literal must be one value")
-            column = table["value"]
-            if isinstance(column[0].as_py(), (bool, int, float, str, type(None))):
-                return Literal(column[0].as_py(), column.type)
-            text = column.cast(pa.string())[0].as_py()
-            return Literal(text, column.type)
+            return _literal_from_proto(message.literal)
         case "call":
             operator = _OPERATORS_BACK.get(message.call.operator)
             if operator is None:
@@ -89,6 +101,23 @@ def expression_from_proto(message: pb.Expression, depth: int = 0) -> Expression:
             _check_arity(operator, len(arguments))
             return Call(operator, arguments)
     raise RefusedError("an empty expression in a predicate")
+
+
+def _literal_from_proto(message: pb.Literal) -> Literal:
+    table = from_ipc(message.arrow)
+    if table.column_names != ["value"] or table.num_rows != 1:
+        raise RefusedError("a literal must be one value")
+    column = table["value"]
+    if not any(is_kind(column.type) for is_kind in _LITERALS):
+        raise RefusedError(f"a literal of type {column.type} in a predicate")
+    try:
+        value = column[0].as_py()
+        if isinstance(value, (bool, int, float, str, type(None))):
+            return Literal(value, column.type)
+        return Literal(column.cast(pa.string())[0].as_py(), column.type)
+    except (pa.ArrowException, ValueError, OverflowError, LookupError, OSError, ImportError):
+        # A time zone nobody knows, a date before year 1.
+        raise RefusedError(f"a literal of type {column.type} has no usable value") from None
 
 
 def _check_arity(operator: Operator, count: int) -> None:
@@ -119,6 +148,15 @@ def local_view_to_proto(view: LocalView) -> pb.LocalView:
 
 
 def local_view_from_proto(message: pb.LocalView) -> LocalView:
+    if len(message.occurrences) > MAX_OCCURRENCES:
+        raise RefusedError(f"a local view joins more than {MAX_OCCURRENCES} relations")
+    if max(len(message.columns), len(message.joins), len(message.predicates)) > MAX_COLUMNS:
+        raise RefusedError(f"a local view has more than {MAX_COLUMNS} columns, joins or predicates")
+    names = [message.name, message.source, *(c.name for c in message.columns)]
+    if any(not name or len(name) > MAX_TEXT for name in names):
+        raise RefusedError(f"a local view or column has no name, or one of more than {MAX_TEXT} characters")
+    if len({c.name for c in message.columns}) != len(message.columns):
+        raise RefusedError(f"local view {message.name!r} shows a column twice")
     schema = from_ipc(message.arrow_schema).schema
     if schema.names != [c.name for c in message.columns]:
         raise RefusedError(f"local view {message.name!r}: the schema does not fit its columns")
@@ -149,9 +187,12 @@ def relation_to_proto(relation: RelationSchema) -> pb.Relation:
 
 
 def catalog_from_proto(source: str, relations: list[pb.Relation]) -> Catalog:
-    found = {}
+    found: dict[str, RelationSchema] = {}
     for relation in relations:
         schema = from_ipc(relation.arrow_schema).schema
+        names = set(schema.names)
+        if len(names) != len(schema) or not set(relation.key) <= names or relation.name in {"", *found}:
+            raise DataError(f"source {source!r} shows relation {relation.name!r} in a way that cannot be")
         found[relation.name] = RelationSchema(
             relation.name,
             tuple(Column(f.name, f.type, f.nullable) for f in schema),

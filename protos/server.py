@@ -1,4 +1,4 @@
-"""A gRPC server with health and reflection, as wrapper and mediator both run it."""
+"""A gRPC server with health, reflection and a guard, as wrapper and mediator both run it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,76 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from algebra.errors import ConfigurationError
+from protos.security.audit import AuditLog
+from protos.security.guard import Guard
+from protos.security.settings import RESPONSE_BYTES, ServerSecurity
+from protos.security.tls import bind, check_exposed
+from protos.version import PROTOCOL_VERSION
 
 MESSAGE_OPTIONS: Sequence[tuple[str, int]] = (
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", RESPONSE_BYTES),
     ("grpc.max_send_message_length", -1),
 )
-"""Sizes are bounded by chunking and credit, not by gRPC's default of 4 MiB."""
+"""For clients that open a channel themselves; gRPC's default of 4 MiB is less than one chunk of rows."""
+
+_MILLISECONDS = 1000
+_SERVER_KEEPALIVE_SECONDS = 10.0
+
+
+def keepalive_options(seconds: float) -> Sequence[tuple[str, int]]:
+    """Options of either end: after so long without a sign of life a ping, after as long again the end.
+
+    So a connection whose other end is gone without a word is noticed within twice that time. 0: never.
+    """
+    if not seconds:
+        return ()
+    period = max(1, int(seconds * _MILLISECONDS))
+    return (
+        ("grpc.keepalive_time_ms", period),
+        ("grpc.keepalive_timeout_ms", period),
+        # Without it, an unanswered ping counts for a minute, whatever the timeout of keepalive is.
+        ("grpc.http2.ping_timeout_ms", period),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+
+_SERVER_OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.so_reuseport", 0),
+    *keepalive_options(_SERVER_KEEPALIVE_SECONDS),
+    # Clients choose how often they ask for a sign of life; by default a server ends what it finds too often.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 200),
+    ("grpc.http2.max_ping_strikes", 0),
+)
 
 
 class GrpcServer:
-    """A server on one address; tells its health as long as it serves."""
+    """A server on one address, with its health: not serving until, and unless, `set_serving` says so.
 
-    def __init__(self, listen: str, services: Sequence[str], workers: int = 32) -> None:
+    `source` is the one that a wrapper serves.
+    """
+
+    def __init__(
+        self,
+        listen: str,
+        services: Sequence[str],
+        security: ServerSecurity | None = None,
+        source: str = "",
+        workers: int = 32,
+    ) -> None:
+        self._security = security or ServerSecurity()
+        check_exposed(listen, self._security)
+        name = f"wrapper {source}" if source else "mediator"
+        self.audit = AuditLog(self._security.audit, name)
+        self._guard = Guard(self._security, self.audit, PROTOCOL_VERSION, source)
         self.server = grpc.server(
             futures.ThreadPoolExecutor(workers, thread_name_prefix="grpc"),
-            options=[*MESSAGE_OPTIONS, ("grpc.so_reuseport", 0)],
+            interceptors=[self._guard],
+            options=[
+                ("grpc.max_receive_message_length", self._security.max_request_bytes),
+                ("grpc.max_send_message_length", -1),
+                *_SERVER_OPTIONS,
+            ],
         )
         self._listen = listen
         self._services = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
@@ -34,19 +89,27 @@ class GrpcServer:
 
     def start(self) -> str:
         """Listen and serve; the bound address as host:port."""
-        try:
-            port = self.server.add_insecure_port(self._listen)
-        except RuntimeError:
-            port = 0
+        port = bind(self.server, self._listen, self._security.tls)
         if port == 0:
             raise ConfigurationError(f"cannot listen on {self._listen}: is the address in use?")
+        self._guard.start()
+        self.set_serving(False)
         self.server.start()
-        for service in ("", *self._services):
-            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         host = self._listen.rsplit(":", 1)[0]
         return f"{host}:{port}"
+
+    def set_serving(self, serving: bool) -> None:
+        """Tell the process's health (""), and that of its own service, to whoever asks or watches.
+
+        Health and reflection themselves serve whenever they answer.
+        """
+        up, down = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+        always = (health.SERVICE_NAME, reflection.SERVICE_NAME)
+        for service in ("", *self._services):
+            self._health.set(service, up if serving or service in always else down)
 
     def stop(self, grace: float) -> None:
         """Refuse new work at once, let running calls finish within `grace` seconds."""
         self._health.enter_graceful_shutdown()
         self.server.stop(grace).wait()
+        self._guard.stop()

@@ -21,12 +21,17 @@ STATUS: Mapping[type[errors.LockstepError], grpc.StatusCode] = {
     errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyExistsError: grpc.StatusCode.ALREADY_EXISTS,
     errors.SourceUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.StorageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.ResyncRequiredError: grpc.StatusCode.OUT_OF_RANGE,
     errors.PositionTrimmedError: grpc.StatusCode.OUT_OF_RANGE,
     errors.SchemaChangedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RefusedError: grpc.StatusCode.PERMISSION_DENIED,
     errors.DataError: grpc.StatusCode.DATA_LOSS,
     errors.OrderingViolationError: grpc.StatusCode.INTERNAL,
+    errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.ForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
+    errors.LimitExceededError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.ProtocolVersionError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.LockstepError: grpc.StatusCode.INTERNAL,
 }
 
@@ -65,4 +70,6 @@ def error_from_rpc(rpc_error: grpc.RpcError) -> errors.LockstepError:
     line = (text or str(code)).strip().splitlines()[0]
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return errors.SourceUnavailableError(line)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return errors.LimitExceededError(f"{line}: a message is larger than the receiver takes")
     return errors.LockstepError(line)

@@ -1,16 +1,102 @@
-"""What a mediator may ask a wrapper for: only what its source shows."""
+"""What a mediator may ask a wrapper for: only what its source shows, and of that only what is allowed to it.
+
+A source's owner may give each mediator a list of relations and columns. What is not on the list is treated as
+if it were not there: `DescribeSource` leaves it out, and a definition or query that names it is refused with
+the same words whether or not it exists, so that nobody learns by asking.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
 from algebra.assembly import RESERVED
-from algebra.errors import RefusedError
+from algebra.errors import ForbiddenError, LimitExceededError, RefusedError
 from algebra.expressions import column_refs
 from algebra.local_view import LocalView
-from algebra.schema import Catalog
+from algebra.schema import Catalog, RelationSchema
+
+EVERYONE_ELSE = "*"
+"""The name under which a policy for mediators that are not named is given."""
 
 
-def allowed_view(view: LocalView, catalog: Catalog) -> LocalView:
-    """The local view if everything it names is shown by this source; RefusedError otherwise."""
+@dataclass(frozen=True)
+class MediatorPolicy:
+    """What one mediator may see, and how much of it.
+
+    `relations` maps each relation it may see to the columns it may see, None meaning all; None instead of the
+    mapping means every relation. `max_rows` bounds each extent and each answer; `queries_per_second` how
+    often it may ask. Absent limits do not limit.
+    """
+
+    relations: Mapping[str, frozenset[str] | None] | None = None
+    max_rows: int | None = None
+    queries_per_second: float | None = None
+
+    def visible(self, catalog: Catalog) -> Catalog:
+        """The catalog without what the mediator must not see."""
+        if self.relations is None:
+            return catalog
+        shown = {
+            name: _columns_of(relation, self.relations[name])
+            for name, relation in catalog.relations.items()
+            if name in self.relations
+        }
+        return Catalog(catalog.source, shown)
+
+    def may_read(self, relation: str, column: str) -> bool:
+        """Whether a column is on the mediator's list; it need not exist."""
+        if self.relations is None:
+            return True
+        columns = self.relations.get(relation, frozenset())
+        return columns is None or column in columns
+
+    def bounded(self, batches: Iterator[pa.RecordBatch], what: str) -> Iterator[pa.RecordBatch]:
+        """The batches, until there are more rows than allowed: then LimitExceededError, and not a row
+        more."""
+        rows = 0
+        for batch in batches:
+            rows += batch.num_rows
+            if self.max_rows is not None and rows > self.max_rows:
+                raise LimitExceededError(
+                    f"{what} has more than the {self.max_rows} rows that this mediator may read at once"
+                )
+            yield batch
+
+
+UNRESTRICTED = MediatorPolicy()
+
+
+def _columns_of(relation: RelationSchema, columns: frozenset[str] | None) -> RelationSchema:
+    if columns is None:
+        return relation
+    kept = tuple(column for column in relation.columns if column.name in columns)
+    # A key of which a column is hidden would be no key of what is left.
+    key = relation.key if all(name in columns for name in relation.key) else ()
+    return replace(relation, columns=kept, key=key)
+
+
+@dataclass(frozen=True)
+class Policies:
+    """The policy of each mediator, by the name of its token or certificate; None lets all see everything."""
+
+    by_mediator: Mapping[str, MediatorPolicy] | None = None
+
+    def of(self, mediator: str) -> MediatorPolicy:
+        """The mediator's policy; ForbiddenError if there are policies and none is for it."""
+        if self.by_mediator is None:
+            return UNRESTRICTED
+        found = self.by_mediator.get(mediator, self.by_mediator.get(EVERYONE_ELSE))
+        if found is None:
+            raise ForbiddenError(f"mediator {mediator!r} is not one that this source is shown to")
+        return found
+
+
+def allowed_view(view: LocalView, catalog: Catalog, policy: MediatorPolicy = UNRESTRICTED) -> LocalView:
+    """The local view if everything it names is shown to this mediator; RefusedError otherwise."""
+    catalog = policy.visible(catalog)
     if view.source != catalog.source:
         raise RefusedError(
             f"local view {view.name!r} is for source {view.source!r}, this is {catalog.source!r}"
@@ -30,5 +116,9 @@ def allowed_view(view: LocalView, catalog: Catalog) -> LocalView:
     for ref in refs:
         if ref.occurrence not in aliases:
             raise RefusedError(f"local view {view.name!r} has no occurrence {ref.occurrence!r}")
+        if not policy.may_read(aliases[ref.occurrence], ref.column):
+            raise RefusedError(
+                f"source {catalog.source!r} does not show column {aliases[ref.occurrence]}.{ref.column}"
+            )
     view.check(catalog)
     return view

@@ -11,7 +11,7 @@ Reference: wrapper paper, section 4.1, Figure 7 process OrderAssignment, and The
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from wrapper.message_queue import OrderMessageQueue
 from wrapper.update_processor import DeltaIS
 
 CHUNK_BYTES = 8 << 20
-"""About how many bytes of rows one result message carries."""
+"""About how many bytes of rows one message carries."""
 
 
 class OrderAssignment:
@@ -48,41 +48,56 @@ class OrderAssignment:
         snapshot_position: Position,
         observed_at: datetime.datetime,
     ) -> int:
-        """Send the ΔIS of a run, as one message; how many rows it has.
+        """Send the ΔIS of a run, in as many messages as its rows need; what it takes of the credit.
 
         Transactions that touch no local view and have no mark are left out, but count as reported.
         """
         touched = sorted({index for delta in deltas.values() for index in delta.touched})
-        rows = 0
+        cost = 0
         if touched:
-            message = pb.Update(
-                transactions=[
-                    pb.SourceTransaction(
-                        position=position_to_proto(changes.positions[i]),
-                        batched=i in changes.batched,
-                        part_of=global_transaction_to_proto(changes.part_of.get(i)),
-                    )
-                    for i in touched
-                ]
-            )
-            message.observed_at.FromDatetime(observed_at)
-            number = {index: i for i, index in enumerate(touched)}
-            for name, delta in deltas.items():
-                if not delta.touched:
-                    continue
-                rows += delta.rows.num_rows
-                message.deltas.append(
-                    pb.LocalViewDelta(
-                        local_view=name,
-                        arrow=to_ipc(_renumber(delta.rows, touched)) if delta.rows.num_rows else b"",
-                        touched=[number[index] for index in delta.touched],
-                    )
-                )
-            self._queue.put(pb.ExchangeResponse(update=message))
+            cost = len(touched) + sum(delta.rows.num_rows for delta in deltas.values())
+            for message in self._parts(changes, deltas, touched):
+                message.observed_at.FromDatetime(observed_at)
+                message.cost = 0 if message.more else cost
+                self._queue.put(pb.ExchangeResponse(update=message))
         if snapshot_position > self._reported:
             self._reported = snapshot_position
             self.send_progress()
-        return rows
+        return cost
+
+    @staticmethod
+    def _parts(
+        changes: Changes, deltas: Mapping[str, DeltaIS], touched: Sequence[int]
+    ) -> Iterator[pb.Update]:
+        """The update as messages of about CHUNK_BYTES of rows each; all but the last say that more follow."""
+        number = {index: i for i, index in enumerate(touched)}
+        message = pb.Update(
+            transactions=[
+                pb.SourceTransaction(
+                    position=position_to_proto(changes.positions[i]),
+                    batched=i in changes.batched,
+                    part_of=global_transaction_to_proto(changes.part_of.get(i)),
+                )
+                for i in touched
+            ],
+            deltas=[
+                pb.LocalViewDelta(local_view=name, touched=[number[index] for index in delta.touched])
+                for name, delta in deltas.items()
+                if delta.touched
+            ],
+        )
+        empty = {told.local_view: told for told in message.deltas}
+        size = 0
+        for name in list(empty):
+            for part, rows in enumerate(_chunks(_renumber(deltas[name].rows, list(touched)))):
+                if size and (part or size + rows.nbytes > CHUNK_BYTES):
+                    message.more = True
+                    yield message
+                    message, size, empty = pb.Update(), 0, {}
+                told = empty.pop(name, None) or message.deltas.add(local_view=name)
+                told.arrow = to_ipc(rows)
+                size += rows.nbytes
+        yield message
 
     def send_result(self, query_id: int, position: Position, batches: Iterator[pa.RecordBatch]) -> None:
         """Send one MQR in chunks; every transaction up to its position must have been sent before."""
@@ -131,6 +146,13 @@ class OrderAssignment:
     def send(self, response: pb.ExchangeResponse) -> None:
         """Send a message that has no position."""
         self._queue.put(response)
+
+
+def _chunks(rows: pa.Table) -> Iterator[pa.Table]:
+    """The rows in pieces of about CHUNK_BYTES; none if there are no rows."""
+    count = max(1, rows.num_rows * CHUNK_BYTES // max(rows.nbytes, 1))
+    for start in range(0, rows.num_rows, count):
+        yield rows.slice(start, count)
 
 
 def _renumber(rows: pa.Table, touched: list[int]) -> pa.Table:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -33,10 +33,12 @@ from algebra.expressions import ColumnRef
 from algebra.local_view import Keys, LocalView
 from algebra.schema import Catalog
 from protos.convert import local_view_from_proto, now, position_from_proto
+from protos.correlation import log_transactions
 from protos.lockstep.v1 import wrapper_pb2 as pb
-from wrapper.allow_list import allowed_view
+from wrapper.allow_list import UNRESTRICTED, MediatorPolicy, allowed_view
 from wrapper.localized_processor import LocalizedQuery, keys_of, localize, with_types
 from wrapper.message_queue import OrderMessageQueue, WrapperMessageQueue
+from wrapper.metrics import WrapperCounters
 from wrapper.order_assignment import OrderAssignment
 from wrapper.term_processor import TermProcessor
 from wrapper.update_processor import ReportedView, UpdateProcessor
@@ -52,18 +54,28 @@ class Session:
     """One attached mediator: its local views, its unanswered queries, and its credit in rows.
 
     `defining`: more local views are on their way, and nothing is reported or answered before they are there.
+    `policy`: what it may see. `refused` is told what it was refused.
     """
 
     mediator: str
     queue: OrderMessageQueue
+    policy: MediatorPolicy = UNRESTRICTED
+    refused: Callable[[str, LockstepError], None] = lambda what, error: None
     order: OrderAssignment = field(init=False)
     views: dict[str, ReportedView] = field(default_factory=dict)
     queries: list[pb.MaintenanceQuery] = field(default_factory=list)
     credit: int = 0
     defining: bool = False
+    told: str = ""
+    """What the mediator was last told of a source that does not answer; empty if it does."""
 
     def __post_init__(self) -> None:
         self.order = OrderAssignment(self.queue)
+
+    @property
+    def is_level(self) -> bool:
+        """Whether progress may be told: a local view that was defined last may still be behind the others."""
+        return all(reported.cursor >= self.order.reported for reported in self.views.values())
 
 
 @dataclass(frozen=True)
@@ -75,10 +87,15 @@ class Arrival:
 
 
 class QueryProcessor:
-    """Runs the wrapper's loop over one adapter until it is stopped."""
+    """Runs the wrapper's loop over one adapter until it is stopped.
 
-    def __init__(self, adapter: Adapter) -> None:
+    `on_reachable` is told whether the source answers, at first and when that changes.
+    """
+
+    def __init__(self, adapter: Adapter, on_reachable: Callable[[bool], None] = lambda _: None) -> None:
         self._adapter = adapter
+        self._on_reachable = on_reachable
+        self._reachable: bool | None = None
         self.messages: WrapperMessageQueue[Arrival] = WrapperMessageQueue(self._arrived)
         self._engine = EmbeddedEngine(threads=1, memory_limit="512MiB")
         self._updates = UpdateProcessor(self._engine)
@@ -87,6 +104,17 @@ class QueryProcessor:
         self._catalog: Catalog | None = None
         self._stopped = threading.Event()
         self._last_sent = 0.0
+        self.counters = WrapperCounters()
+
+    @property
+    def attached(self) -> bool:
+        """Whether a mediator is attached."""
+        return self._session is not None
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the source answered when it was asked last."""
+        return bool(self._reachable)
 
     @property
     def source(self) -> str:
@@ -106,17 +134,39 @@ class QueryProcessor:
             while not self._stopped.is_set():
                 try:
                     self._turn()
+                    self._set_reachable(True)
                 except SourceUnavailableError as error:
-                    log.warning("source %s: %s", self._adapter.config.name, error)
-                    self._stopped.wait(RETRY_SECONDS)
+                    self._source_unavailable(error)
                 except LockstepError as error:
                     self._fail_session(error)
                 except Exception as error:
                     log.exception("source %s: unexpected error", self._adapter.config.name)
                     self._fail_session(LockstepError(f"internal error in the wrapper: {error}"))
         finally:
+            # The stream ends in good order: the mediator knows at once, and has all that was queued for it.
+            if self._session is not None:
+                self._session.queue.close()
             self._adapter.close()
             self._engine.close()
+
+    def _source_unavailable(self, error: SourceUnavailableError) -> None:
+        """Tell whoever asks that the source does not answer, and try again soon."""
+        log.warning("source %s: %s", self._adapter.config.name, error)
+        self._set_reachable(False)
+        session = self._session
+        if session is not None and not session.queue.closed and session.told != error.message:
+            session.told = error.message
+            session.order.send_error(error.reason, error.message)
+        self._stopped.wait(RETRY_SECONDS)
+
+    def _set_reachable(self, reachable: bool) -> None:
+        session = self._session
+        if session is not None and reachable and session.told and session.is_level:
+            session.told = ""
+            session.order.send_progress()
+        if reachable != self._reachable:
+            self._reachable = reachable
+            self._on_reachable(reachable)
 
     def _turn(self) -> None:
         arrivals = self.messages.take_all()
@@ -145,14 +195,14 @@ class QueryProcessor:
         try:
             with self._adapter.snapshot():
                 pass
+        except SourceUnavailableError:
+            raise
         except LockstepError as error:
             log.debug("source %s not watched: %s", self._adapter.config.name, error)
 
     def _heartbeat(self, session: Session) -> None:
         moment = time.monotonic()
-        # A local view that was defined last may still be behind what the others were told.
-        level = all(reported.cursor >= session.order.reported for reported in session.views.values())
-        if moment - self._last_sent >= HEARTBEAT_SECONDS and session.views and level:
+        if moment - self._last_sent >= HEARTBEAT_SECONDS and session.views and session.is_level:
             session.order.send_progress()
             self._last_sent = moment
 
@@ -196,11 +246,12 @@ class QueryProcessor:
             raise
         except LockstepError as error:
             name = request.define.local_view.name if kind == "define" else ""
+            session.refused(str(kind), error)
             session.order.send_error(error.reason, error.message, local_view=name)
 
     def _define(self, session: Session, define: pb.DefineLocalView) -> None:
         catalog = self._catalog = self._adapter.catalog()
-        view = allowed_view(local_view_from_proto(define.local_view), catalog)
+        view = allowed_view(local_view_from_proto(define.local_view), catalog, session.policy)
         self._adapter.prepare(view.relations)
         session.views[view.name] = ReportedView.of(view, catalog, position_from_proto(define.after))
         session.order.send(pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=view.name)))
@@ -215,7 +266,10 @@ class QueryProcessor:
             self._report(session, snapshot, observed_at)
             queries, session.queries = session.queries, []
             for query in queries:
+                started = time.monotonic()
                 self._answer(session, query, snapshot)
+                self.counters.queries += 1
+                self.counters.answer_seconds.add(time.monotonic() - started)
 
     def _report(self, session: Session, snapshot: Snapshot, observed_at: datetime) -> None:
         changes = self._changes(session, snapshot)
@@ -228,7 +282,11 @@ class QueryProcessor:
         for reported in session.views.values():
             reported.cursor = max(reported.cursor, snapshot.position)
         session.credit -= session.order.send_update(changes, deltas, snapshot.position, observed_at)
+        self.counters.transactions += len(changes.positions)
+        self.counters.rows += sum(delta.rows.num_rows for delta in deltas.values())
+        log_transactions(log, "reported", self.source, changes.positions)
         if changes.positions:
+            self.counters.run_sizes.add(len(changes.positions))
             self._last_sent = time.monotonic()
 
     def _changes(self, session: Session, snapshot: Snapshot) -> Changes | None:
@@ -249,17 +307,25 @@ class QueryProcessor:
         try:
             if query.terms:
                 assert self._catalog is not None
-                rows = self._terms.evaluate(query, self._catalog, snapshot)
-                session.order.send_result(query.query_id, snapshot.position, iter(rows.to_batches()))
+                visible = session.policy.visible(self._catalog)
+                rows = self._terms.evaluate(query, visible, snapshot, session.policy)
+                batches = session.policy.bounded(
+                    iter(rows.to_batches()), f"an answer for {query.local_view!r}"
+                )
+                session.order.send_result(query.query_id, snapshot.position, batches)
                 return
             if reported is None:
                 raise RefusedError(f"local view {query.local_view!r} is not defined on this stream")
             localized = self._localize(reported.view, keys_of(query, reported.view))
-            session.order.send_result(query.query_id, snapshot.position, localized.answer(snapshot))
+            batches = session.policy.bounded(
+                localized.answer(snapshot), f"an answer for {query.local_view!r}"
+            )
+            session.order.send_result(query.query_id, snapshot.position, batches)
         except SourceUnavailableError:
             session.queries.append(query)
             raise
         except LockstepError as error:
+            session.refused("query", error)
             session.order.send_error(error.reason, error.message, query_id=query.query_id)
 
     def _localize(self, view: LocalView, keys: Keys | None) -> LocalizedQuery:

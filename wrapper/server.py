@@ -2,28 +2,53 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from adapters.spi import Adapter
 from protos.lockstep.v1 import wrapper_pb2, wrapper_pb2_grpc
+from protos.metrics import Families, MetricsEndpoint
+from protos.security.settings import WRAPPER_REQUEST_BYTES, ServerSecurity
 from protos.server import GrpcServer
+from wrapper.allow_list import Policies
+from wrapper.metrics import fill
 from wrapper.query_processor import QueryProcessor
 from wrapper.service import WrapperService
+
+log = logging.getLogger(__name__)
 
 
 class WrapperServer:
     """Serves one source on one address."""
 
-    def __init__(self, adapter: Adapter, listen: str) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        listen: str,
+        security: ServerSecurity | None = None,
+        policies: Policies | None = None,
+        metrics: str | None = None,
+    ) -> None:
         self._adapter = adapter
-        self._processor = QueryProcessor(adapter)
+        self._processor = QueryProcessor(adapter, self._set_reachable)
         self._thread = threading.Thread(target=self._processor.run, name="query-processor", daemon=True)
         service = wrapper_pb2.DESCRIPTOR.services_by_name["WrapperService"].full_name
-        self._server = GrpcServer(listen, [service])
+        security = security or ServerSecurity(max_request_bytes=WRAPPER_REQUEST_BYTES)
+        self._server = GrpcServer(listen, [service], security, adapter.config.name)
         wrapper_pb2_grpc.add_WrapperServiceServicer_to_server(
-            WrapperService(self._processor, self._new_adapter), self._server.server
+            WrapperService(self._processor, self._new_adapter, self._server.audit, policies),
+            self._server.server,
         )
+        self._metrics = MetricsEndpoint(metrics, security, self._fill) if metrics else None
         self._done = threading.Event()
+
+    def _fill(self, families: Families) -> None:
+        processor = self._processor
+        waiting = len(processor.messages)
+        fill(families, processor.source, processor.counters, waiting, processor.attached, processor.reachable)
+
+    def _set_reachable(self, reachable: bool) -> None:
+        self._server.set_serving(reachable)
 
     def _new_adapter(self) -> Adapter:
         return type(self._adapter)(self._adapter.config)
@@ -35,14 +60,19 @@ class WrapperServer:
             probe.catalog()
         finally:
             probe.close()
+        if self._metrics is not None:
+            log.info("metrics at %s", self._metrics.start())
         address = self._server.start()
         self._thread.start()
         return address
 
     def stop(self, grace: float = 2.0) -> None:
         self._processor.stop()
-        self._thread.join(timeout=grace + 5)
+        if self._thread.is_alive():
+            self._thread.join(timeout=grace + 5)
         self._server.stop(grace)
+        if self._metrics is not None:
+            self._metrics.stop()
         self._done.set()
 
     def wait(self) -> None:

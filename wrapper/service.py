@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from adapters.spi import Adapter
 from algebra.arrow_ipc import to_ipc
-from algebra.errors import ConfigurationError, LockstepError, RefusedError
+from algebra.errors import LockstepError, ProtocolVersionError, RefusedError
 from algebra.local_view import LocalView
 from algebra.schema import Catalog
 from protos.convert import (
@@ -25,10 +25,13 @@ from protos.convert import (
 )
 from protos.lockstep.v1 import types_pb2, wrapper_pb2_grpc
 from protos.lockstep.v1 import wrapper_pb2 as pb
+from protos.security.audit import AuditLog
+from protos.security.guard import Call, call_of
 from protos.status import abort
-from wrapper.allow_list import allowed_view
+from wrapper.allow_list import MediatorPolicy, Policies, allowed_view
 from wrapper.message_queue import OrderMessageQueue
 from wrapper.query_processor import Arrival, QueryProcessor, Session, typed_query
+from wrapper.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
 
@@ -38,16 +41,35 @@ LOAD_CHUNK_BYTES = 4 << 20
 class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
     """Serves one source. `new_adapter` makes further adapters of it, for loads."""
 
-    def __init__(self, processor: QueryProcessor, new_adapter: Callable[[], Adapter]) -> None:
+    def __init__(
+        self,
+        processor: QueryProcessor,
+        new_adapter: Callable[[], Adapter],
+        audit: AuditLog,
+        policies: Policies | None = None,
+    ) -> None:
         self._processor = processor
         self._new_adapter = new_adapter
+        self._audit = audit
+        self._policies = policies or Policies()
+        self._limits: dict[str, RateLimit] = {}
+        self._lock = threading.Lock()
+
+    def _policy(self, call: Call) -> tuple[MediatorPolicy, RateLimit]:
+        """What the calling mediator may see, and how often it may ask, over all its calls."""
+        policy = self._policies.of(call.principal.name)
+        with self._lock:
+            limit = self._limits.setdefault(call.principal.name, RateLimit(policy.queries_per_second))
+        return policy, limit
 
     def DescribeSource(
         self, request: pb.DescribeSourceRequest, context: grpc.ServicerContext
     ) -> pb.DescribeSourceResponse:
         adapter = self._new_adapter()
         try:
-            catalog = adapter.catalog()
+            policy, limit = self._policy(call_of(context))
+            limit.admit()
+            catalog = policy.visible(adapter.catalog())
             return pb.DescribeSourceResponse(
                 source=catalog.source,
                 relations=[relation_to_proto(relation) for relation in catalog],
@@ -65,15 +87,21 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
     ) -> Iterator[pb.LoadLocalViewResponse]:
         adapter = self._new_adapter()
         try:
-            yield from self._load(adapter, request)
+            policy, limit = self._policy(call_of(context))
+            limit.admit()
+            yield from self._load(adapter, request, policy)
         except LockstepError as error:
             abort(context, error)
         finally:
             adapter.close()
 
-    def _load(self, adapter: Adapter, request: pb.LoadLocalViewRequest) -> Iterator[pb.LoadLocalViewResponse]:
+    def _load(
+        self, adapter: Adapter, request: pb.LoadLocalViewRequest, policy: MediatorPolicy
+    ) -> Iterator[pb.LoadLocalViewResponse]:
         catalog = adapter.catalog()
-        views = [allowed_view(local_view_from_proto(message), catalog) for message in request.local_views]
+        views = [
+            allowed_view(local_view_from_proto(message), catalog, policy) for message in request.local_views
+        ]
         if not views:
             raise RefusedError("a load without local views")
         adapter.prepare(list(dict.fromkeys(relation for view in views for relation in view.relations)))
@@ -82,7 +110,8 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
             for view in views:
                 estimate = _row_estimate(view, catalog)
                 sent = 0
-                batches = typed_query(view, None, catalog).answer(snapshot)
+                answer = typed_query(view, None, catalog).answer(snapshot)
+                batches = policy.bounded(answer, f"local view {view.name!r}")
                 for table in _chunks(batches, LOAD_CHUNK_BYTES):
                     sent += table.num_rows
                     yield pb.LoadLocalViewResponse(
@@ -102,33 +131,67 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
             if first is None or first.WhichOneof("message") != "attach":
                 raise RefusedError("the first message on Exchange must be Attach")
             self._check_attach(first.attach)
+            call = call_of(context)
+            policy, limit = self._policy(call)
             adapter = self._new_adapter()
-            attached = pb.Attached(source=adapter.config.name, capabilities=capabilities_to_proto(adapter))
+            attached = pb.Attached(
+                source=adapter.config.name,
+                capabilities=capabilities_to_proto(adapter),
+                protocol_version=PROTOCOL_VERSION,
+            )
             adapter.close()
         except LockstepError as error:
             abort(context, error)
-        session = Session(first.attach.mediator, OrderMessageQueue())
+        session = Session(first.attach.mediator, OrderMessageQueue(), policy, self._refusals(call))
+        ended = threading.Event()
         context.add_callback(session.queue.close)
-        log.info("mediator %s attached", session.mediator)
+        context.add_callback(ended.set)
+        log.info("%s attached as %s", session.mediator, call.principal.title)
         yield pb.ExchangeResponse(attached=attached)
         self._processor.messages.put(Arrival(session, first))
         threading.Thread(
-            target=self._receive, args=(session, request_iterator), name="exchange-receive", daemon=True
+            target=self._receive,
+            args=(session, request_iterator, limit, ended),
+            name="exchange-receive",
+            daemon=True,
         ).start()
-        yield from session.queue
+        for response in session.queue:
+            self._processor.counters.sent_bytes += response.ByteSize()
+            yield response
 
-    def _receive(self, session: Session, requests: Iterator[pb.ExchangeRequest]) -> None:
+    def _refusals(self, call: Call) -> Callable[[str, LockstepError], None]:
+        """What to do when something that a mediator sends on its Exchange is refused: write it down."""
+
+        def refused(what: str, error: LockstepError) -> None:
+            if isinstance(error, RefusedError):
+                self._processor.counters.refusals += 1
+                self._audit.record(call.principal, call.peer, what, call.target, error.reason, error.message)
+
+        return refused
+
+    def _receive(
+        self,
+        session: Session,
+        requests: Iterator[pb.ExchangeRequest],
+        limit: RateLimit,
+        ended: threading.Event,
+    ) -> None:
         try:
             for request in requests:
+                if request.WhichOneof("message") == "query":
+                    limit.wait(ended)
                 self._processor.messages.put(Arrival(session, request))
         except grpc.RpcError:
             pass  # the stream broke; the mediator will attach again
+        except LockstepError as error:
+            session.refused("exchange", error)
+            session.order.send_error(error.reason, error.message)
         finally:
             session.queue.close()
 
     def _check_attach(self, attach: pb.Attach) -> None:
         if attach.protocol_version != PROTOCOL_VERSION:
-            raise ConfigurationError(
+            raise ProtocolVersionError(
                 f"the mediator speaks protocol version {attach.protocol_version}, "
                 f"this wrapper {PROTOCOL_VERSION}: upgrade the older one"
             )

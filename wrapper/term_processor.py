@@ -27,7 +27,7 @@ from algebra.position import ORIGIN
 from algebra.schema import COUNT, Catalog
 from protos.convert import local_view_from_proto
 from protos.lockstep.v1 import wrapper_pb2 as pb
-from wrapper.allow_list import allowed_view
+from wrapper.allow_list import UNRESTRICTED, MediatorPolicy, allowed_view
 from wrapper.update_processor import ReportedView
 
 
@@ -37,9 +37,15 @@ class TermProcessor:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def evaluate(self, query: pb.MaintenanceQuery, catalog: Catalog, snapshot: Snapshot) -> Relation:
+    def evaluate(
+        self,
+        query: pb.MaintenanceQuery,
+        catalog: Catalog,
+        snapshot: Snapshot,
+        policy: MediatorPolicy = UNRESTRICTED,
+    ) -> Relation:
         """The sum of the query's terms: the local view's columns and `_count`, in normal form."""
-        view = allowed_view(local_view_from_proto(query.definition), catalog)
+        view = allowed_view(local_view_from_proto(query.definition), catalog, policy)
         shape = ReportedView.of(view, catalog, ORIGIN)
         parts = [pa.schema([*view.arrow, pa.field(COUNT, pa.int64())]).empty_table()]
         for term in query.terms:

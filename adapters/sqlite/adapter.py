@@ -17,7 +17,7 @@ from adapters.sqlite.connection import READ_TIMEOUT_MS, Database, FileIdentity, 
 from adapters.sqlite.options import SqliteOptions
 from adapters.sqlite.schema import BaseTable, read_tables, row_estimate
 from adapters.sqlite.session import WRITE_TIMEOUT_MS, Session
-from adapters.sqlite.snapshot import SqliteSnapshot
+from adapters.sqlite.snapshot import SqliteSnapshot, epoch_of
 from adapters.sqlite.trim import trim
 from algebra.errors import ConfigurationError, SourceUnavailableError
 from algebra.position import Position
@@ -135,7 +135,7 @@ class SqliteAdapter(Adapter):
     def acknowledge(self, position: Position) -> None:
         """See the contract; trimming is a write in the source, so it is done in lots and may come late."""
         known = self._acknowledged
-        if known is None or known.token != position.token:
+        if known is None or epoch_of(known) != epoch_of(position):
             self._acknowledged, self._trimmed = position, 0
         elif known < position:
             self._acknowledged = position
@@ -146,7 +146,7 @@ class SqliteAdapter(Adapter):
         self._trimmed_at = self._clock()
         # A source that is busy is trimmed another time.
         with suppress(SourceUnavailableError), self._using() as session:
-            if trim(session.writer, upto):
+            if trim(session.writer, upto, read_state(session.writer).nonce):
                 self._trimmed = upto.ordinal
                 session.marks.forget(upto.ordinal)
             session.relieve(idle=False)

@@ -15,6 +15,10 @@ triggers copy conflicting rows to `_lockstep_replaced`. Triggers keep these copi
 from then on, so a copy whose row is gone means a deletion that no trigger saw; AFTER INSERT/UPDATE, which
 run only if the new row went in, log it. Copies left by OR IGNORE and upserts do no harm; trims clear them.
 
+Every row has a random `nonce`, which becomes a part of the position's token. A file that was restored from a
+backup has the same history up to then; written further, it reaches the same numbers again with other rows,
+and only the nonce tells. The nonce of the last trimmed row is kept beside `trimmed`.
+
 Marks of global transactions (see `adapters/global_marks`) go into the same log, under a relation number of
 their own, by a trigger that takes the row out of the marker table again. So a transaction that only has a
 mark is a stretch of the log like any other, and marks are read, resumed and trimmed with it.
@@ -73,7 +77,8 @@ class PreparedRelation:
 class CaptureState:
     """What capture is installed: its relations, log width, and the triggers as the source has them.
 
-    `has_marker`: the marker table is there.
+    `has_marker`: the marker table is there. `has_nonces`: rows of the log have a nonce (layouts of before 0.2
+    have none).
     """
 
     installed: bool
@@ -81,6 +86,12 @@ class CaptureState:
     relations: Mapping[str, PreparedRelation]
     triggers: Mapping[str, str]
     has_marker: bool
+    has_nonces: bool = False
+
+    @property
+    def nonce(self) -> str:
+        """SQL: the nonce of a row of the log."""
+        return "nonce" if self.has_nonces else "0"
 
     def drift(self, tables: Mapping[str, BaseTable], *, replace: bool) -> dict[str, str]:
         """For each captured relation that is no longer captured as it should be: what is wrong."""
@@ -118,7 +129,8 @@ def read_state(connection: Connection) -> CaptureState:
         )
     }
     found = {name: sql for name, (kind, sql) in own.items() if kind == "trigger"}
-    return CaptureState(True, width, relations, found, MARKER in own)
+    nonces = connection.value(f"SELECT count(*) FROM pragma_table_info('{LOG}') WHERE name = 'nonce'")
+    return CaptureState(True, width, relations, found, MARKER in own, bool(nonces))
 
 
 def install_steps(
@@ -173,12 +185,14 @@ def _log_steps(state: CaptureState, width: int) -> list[str]:
     marks = ", ".join(f"m{i} DEFAULT {value}" for i, value in enumerate(MARK_VALUES))
     values = "".join(f", c{i}" for i in range(width))
     return [
-        f"CREATE TABLE {LOG} (seq INTEGER PRIMARY KEY, {marks}, rel INTEGER, op INTEGER{values})",
+        f"CREATE TABLE {LOG} (seq INTEGER PRIMARY KEY, {marks}, rel INTEGER, op INTEGER, "
+        f"nonce INTEGER DEFAULT (random()){values})",
         f"CREATE TABLE {REPLACED} (rel INTEGER, row_key{values}, UNIQUE (rel, row_key))",
         _CREATE_RELATIONS,
         _CREATE_META,
-        f"INSERT INTO {META} VALUES ('epoch', lower(hex(randomblob(8)))), ('trimmed', 0)",
-        f"INSERT INTO {LOG} (seq, rel, op) VALUES (0, 0, 0)",
+        f"INSERT INTO {META} VALUES ('epoch', lower(hex(randomblob(8)))), ('trimmed', 0), "
+        "('trimmed_nonce', 0)",
+        f"INSERT INTO {LOG} (seq, rel, op, nonce) VALUES (0, 0, 0, 0)",
     ]
 
 

@@ -49,7 +49,7 @@ class SourceState:
 
 @dataclass(frozen=True)
 class ReadView:
-    """One open read transaction and what it sees of the change log.
+    """One open read transaction and what it sees of the change log: its last row, epoch and trimmed end.
 
     `data_version` was read before the transaction began: as long as it holds, nothing has changed since.
     """
@@ -60,6 +60,7 @@ class ReadView:
     last: int
     epoch: str
     trimmed: int
+    trimmed_nonce: int
 
 
 class Session:
@@ -168,12 +169,15 @@ class Session:
             root = connection.value(f"SELECT rootpage FROM sqlite_schema WHERE name = '{LOG}'")
             source = self._source = SourceState(schema_version, root or 0, tables, capture, drift)
         if not source.capture.installed:
-            return ReadView(connection, data_version, source, 0, "", 0)
-        last, epoch, trimmed = connection.rows(
+            return ReadView(connection, data_version, source, 0, "", 0, 0)
+        last, epoch, trimmed, nonce = connection.rows(
             f"SELECT (SELECT max(seq) FROM {LOG}), (SELECT value FROM {META} WHERE name = 'epoch'), "
-            f"(SELECT value FROM {META} WHERE name = 'trimmed')"
+            f"(SELECT value FROM {META} WHERE name = 'trimmed'), "
+            f"(SELECT value FROM {META} WHERE name = 'trimmed_nonce')"
         )[0]
-        return ReadView(connection, data_version, source, int(last or 0), str(epoch), int(trimmed))
+        return ReadView(
+            connection, data_version, source, int(last or 0), str(epoch), int(trimmed), int(nonce or 0)
+        )
 
     def _poll(self, view: ReadView) -> None:
         if view.epoch != self._epoch:

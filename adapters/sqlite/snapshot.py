@@ -31,7 +31,10 @@ class SqliteSnapshot(Snapshot):
 
     @property
     def position(self) -> Position:
-        return Position(self._view.last, self._view.epoch)
+        view = self._view
+        if not view.source.capture.installed:
+            return Position(view.last, view.epoch)
+        return Position(view.last, token(view.epoch, self._nonce(view.last) or 0))
 
     def changes(self, after: Position) -> Changes:
         self._check_capture(after)
@@ -40,7 +43,7 @@ class SqliteSnapshot(Snapshot):
         if not entries.ends:
             return Changes((), {})
         index = _transaction_of_row(first, entries.ends)
-        positions = tuple(Position(end, self._view.epoch) for end in entries.ends)
+        positions = self._positions(first, entries.ends)
         numbers = self._numbers(first, last)
         tables = {
             relation.name: self._changes_of(relation, first, last, index)
@@ -67,7 +70,7 @@ class SqliteSnapshot(Snapshot):
             raise ConfigurationError(f"{where} is not prepared: no capture is installed in it")
         for name, what in view.source.drift.items():
             raise SchemaChangedError(f"relation {self._source}.{name} has to be prepared again: {what}")
-        if after.token != view.epoch and (after.token or after.ordinal):
+        if epoch_of(after) != view.epoch and (after.token or after.ordinal):
             raise PositionTrimmedError(
                 f"{where}: position {after} belongs to another history (capture was installed anew, or the "
                 "database was replaced)"
@@ -81,12 +84,39 @@ class SqliteSnapshot(Snapshot):
             raise PositionTrimmedError(
                 f"{where}: history up to {view.trimmed} was trimmed, position {after} lies before that"
             )
+        if after.token not in ("", view.epoch, token(view.epoch, self._nonce(after.ordinal) or 0)):
+            raise PositionTrimmedError(
+                f"{where}: position {after} is of another history than the one that is here; was the "
+                "database restored from a backup and written further?"
+            )
         for relation in view.source.capture.relations.values():
             if relation.reshaped and after.ordinal < relation.since:
                 raise SchemaChangedError(
                     f"relation {self._source}.{relation.name} was prepared anew at position "
                     f"{relation.since}; what it was at position {after} cannot be followed"
                 )
+
+    def _nonce(self, ordinal: int) -> int | None:
+        """The nonce of that row of the log, which may be the last trimmed one."""
+        view = self._view
+        if ordinal == view.trimmed and view.trimmed:
+            return view.trimmed_nonce
+        nonce = view.source.capture.nonce
+        found: int | None = view.connection.value(f"SELECT {nonce} FROM {LOG} WHERE seq = {ordinal:d}")
+        return found
+
+    def _positions(self, first: int, ends: tuple[int, ...]) -> tuple[Position, ...]:
+        """The positions of the entries that end at these rows, all of them after `first`."""
+        log = f"the change log of {self._source}"
+        columns = [
+            ResultColumn(_SEQ, "seq", Integer(), log),
+            ResultColumn("nonce", self._view.source.capture.nonce, Integer(), log),
+        ]
+        tail = f"FROM {LOG} WHERE seq > ? AND seq <= ?"
+        rows = read_rows(self._view.connection, columns, tail, [first, ends[-1]]).read_all()
+        at = rows.filter(pc.is_in(rows[_SEQ], pa.array(ends, pa.int64()))).to_pydict()
+        nonces = dict(zip(at[_SEQ], at["nonce"], strict=True))
+        return tuple(Position(end, token(self._view.epoch, nonces.get(end) or 0)) for end in ends)
 
     def _numbers(self, first: int, last: int) -> set[int]:
         """The numbers of relations in this stretch of the log, which must have no holes."""
@@ -131,6 +161,16 @@ class SqliteSnapshot(Snapshot):
             Mark(entry, _text(id_), _text(names))
             for entry, id_, names in zip(entries, ids, participants, strict=True)
         ]
+
+
+def token(epoch: str, nonce: int) -> str:
+    """A position's token: the epoch of the capture, and the nonce of the row, so that it is no other's."""
+    return f"{epoch}:{nonce & 0xFFFFFFFFFFFFFFFF:x}" if nonce else epoch
+
+
+def epoch_of(position: Position) -> str:
+    """The epoch in a position's token."""
+    return position.token.partition(":")[0]
 
 
 def _transaction_of_row(first: int, ends: tuple[int, ...]) -> pa.Array:

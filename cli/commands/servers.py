@@ -125,7 +125,7 @@ def _start_wrappers(
     children: dict[str, Child] = {}
     for name in names:
         children[name] = family.start(f"wrapper {name}", wrapper_arguments(file, common, name))
-    return {name: child.wait_ready(START_TIMEOUT, stop) for name, child in children.items()}
+    return {name: config.reachable(child.wait_ready(START_TIMEOUT, stop)) for name, child in children.items()}
 
 
 def _checked(address: str | None) -> str | None:

@@ -13,6 +13,7 @@ from cli.client import MediatorClient
 from cli.demo.layout import COLUMNS, VIEW
 from cli.demo.oracle import Bag, Ticket, VersionChange, add, ticket
 from protos.lockstep.v1 import mediator_pb2 as pb
+from protos.security.settings import PLAIN
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +36,7 @@ class Follower:
     """Follows the view in a thread; what it has seen can be read at any time."""
 
     def __init__(self, address: str) -> None:
-        self._mediator = MediatorClient(address)
+        self._mediator = MediatorClient(address, connection=PLAIN)
         self.initial = state_as_of(self._mediator, 0)
         self.changes: list[VersionChange] = []
         self.newest: pb.Version | None = None

@@ -33,6 +33,7 @@ from cli.demo.model import Tables
 from cli.demo.screen import Moment, screen
 from cli.output import table
 from protos.lockstep.v1 import mediator_pb2 as pb
+from protos.security.settings import PLAIN
 
 _STALLED = 90.0
 """Seconds without a new version, after the writers have stopped, until the view is called stuck."""
@@ -77,7 +78,7 @@ class Demo:
 
     def _run(self, family: Family) -> bool:
         address = self._start(family)
-        with MediatorClient(address) as mediator:
+        with MediatorClient(address, connection=PLAIN) as mediator:
             view = create_view(mediator, pb.ViewSpec(name=VIEW, sql=VIEW_SQL))
             self._say(f"view {VIEW} joins six tables of three databases: {text.count(view.rows, 'row')}")
             with closing(Follower(address)) as follower:

@@ -198,13 +198,17 @@ class DeltaFiles:
         """Creates the log entry of that number with that content; False if the number is taken."""
         log = self.directory / _LOG
         temporary = log / f"_commit_{uuid.uuid4().hex}.json.tmp"
-        self._disk.write(temporary, content)
+        steps = self._disk.steps
         try:
-            os.link(temporary, log / f"{version:020}.json")
+            with steps("log.write"):
+                self._disk.write(temporary, content)
+            with steps("log.link"):
+                os.link(temporary, log / f"{version:020}.json")
         except FileExistsError:
             return False
         finally:
-            temporary.unlink()
+            with steps("log.unlink"):
+                temporary.unlink(missing_ok=True)
         self._disk.sync([log])
         return True
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from mediator.warehouse.steps import Steps
+
 _PARALLEL = 4
 
 
@@ -17,7 +19,8 @@ class Disk:
     lost then, after their source transactions were acknowledged.
     """
 
-    def __init__(self, durable: bool) -> None:
+    def __init__(self, durable: bool, steps: Steps | None = None) -> None:
+        self.steps = steps or Steps(None)
         self._pool = ThreadPoolExecutor(_PARALLEL, "lockstep-sync") if durable else None
 
     def write(self, path: Path, content: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,8 @@ def install(store: Store, installs: Sequence[ViewInstall]) -> dict[str, VersionR
     newest = {part.data.view.view_id: record for part, (_, record) in zip(parts, built, strict=True)}
     with store.steps("versions.commit"):
         store.versions.commit(visible, newest)
-    _clean_up(store, installs, added)
+    with store.steps("staged.delete"):
+        _clean_up(store, installs, added)
     return {record.view: record for record in newest.values()}
 
 
@@ -124,7 +126,8 @@ def _prepare(store: Store, entry: ViewInstall) -> _Part:
             f"view {entry.view!r} is at version {newest.version}; the next versions must be {first}, "
             f"{first + 1}, ... without a gap, not {entry.versions[0].version}..{entry.versions[-1].version}"
         )
-    files, versions, counts = data.adopt_changes(entry.files)
+    with store.steps("changes.adopt") if entry.files else nullcontext():
+        files, versions, counts = data.adopt_changes(entry.files)
     table = None
     if entry.table is not None:
         table, table_versions, table_counts = data.stored_change(entry.table)

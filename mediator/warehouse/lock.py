@@ -1,9 +1,14 @@
-"""One writer per warehouse: a lock file that the operating system releases when its process ends."""
+"""Lock files that the operating system releases when their process ends.
+
+One writer per warehouse; and upkeep, which merges and deletes files, or copies of the warehouse, never both.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from algebra.errors import ConfigurationError
@@ -13,7 +18,12 @@ class WriterLock:
     """Holds the warehouse for writing until `release`; raises ConfigurationError if another process does."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the warehouse {path.parent} cannot be written: {error.strerror}; a mediator needs to"
+            ) from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -28,3 +38,33 @@ class WriterLock:
 
     def release(self) -> None:
         os.close(self._descriptor)
+
+
+_UPKEEP = ".upkeep"
+
+
+@contextmanager
+def held_upkeep(root: Path) -> Iterator[None]:
+    """No upkeep meanwhile, in any process; other copies may run side by side."""
+    with _locked(root / _UPKEEP, fcntl.LOCK_SH):
+        yield
+
+
+@contextmanager
+def upkeep_allowed(root: Path) -> Iterator[bool]:
+    """Whether upkeep may run now: not while the warehouse is copied; then no copy begins meanwhile."""
+    try:
+        with _locked(root / _UPKEEP, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            yield True
+    except BlockingIOError:
+        yield False
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, how)
+        yield
+    finally:
+        os.close(descriptor)

@@ -28,6 +28,7 @@ from algebra.errors import (
     TextPosition,
     ViewDefinitionError,
 )
+from algebra.view import bounded_sql
 
 _TABLE_FUNCTIONS = frozenset({"generate_series", "range", "unnest", "explode"})
 _FORBIDDEN = re.compile(
@@ -53,6 +54,11 @@ def views_in(sql: str, known: Collection[str]) -> dict[str, str]:
     Raises ViewDefinitionError for bad SQL, RefusedError for anything but one SELECT over views, and
     NotFoundError for a table that is no view.
     """
+    with bounded_sql(sql):
+        return _views_in(sql, known)
+
+
+def _views_in(sql: str, known: Collection[str]) -> dict[str, str]:
     tree = _one_select(sql)
     _check_functions(tree)
     own = {cte.alias_or_name.casefold() for cte in tree.find_all(exp.CTE)}

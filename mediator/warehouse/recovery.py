@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mediator.warehouse import definitions, versions
 from mediator.warehouse.delta_files import DeltaFiles
+from mediator.warehouse.format import upgrade
 from mediator.warehouse.graveyard import delete
 from mediator.warehouse.store import Store
 from mediator.warehouse.view_data import STAGED, ViewData
@@ -25,6 +26,7 @@ from mediator.warehouse.view_data import STAGED, ViewData
 def recover(store: Store) -> None:
     """Leaves in the warehouse what is visible, and nothing else; the caller is the only writer."""
     with store.lock:
+        upgrade(store.root, store.steps)
         _create_missing(store)
         store.load()
         _drop_unborn(store)

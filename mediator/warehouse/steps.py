@@ -1,4 +1,8 @@
-"""The named steps of every write, so that tests can break a write before and after each of them."""
+"""The named steps of every write, so that tests can break a write before and after each of them.
+
+Whatever the warehouse writes, it writes inside of a step; `tests/test_faults.py` compares the folder before
+and after each of them, and fails on a write that is outside of all. Steps may lie within each other.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Store:
         self.root = root
         self.disk = disk
         self.clock = clock
-        self.steps = Steps(fault)
+        self.steps = disk.steps = Steps(fault)
         self.lock = threading.RLock()
         self.duck = Duck(root)
         self.graveyard = Graveyard(grace_seconds, time.monotonic)

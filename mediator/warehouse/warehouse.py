@@ -13,6 +13,8 @@ with their version; then one commit to the single `versions` table makes all of 
 nobody looks at them, and `recover` removes what a crash left, before its version numbers are used again.
 
     ROOT/.lock                         the one writer
+    ROOT/.upkeep                       held by who merges and deletes files, or by who copies them
+    ROOT/format.json                   the version of this layout
     ROOT/versions/                     every visible version of every view
     ROOT/views/                        definitions, newest row wins
     ROOT/data/NAME-ID/changes/         columns, _count, _version
@@ -30,12 +32,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from algebra.errors import ConfigurationError, NotFoundError
+from algebra.errors import ConfigurationError, NotFoundError, SourceUnavailableError
 from algebra.position import Position
 from mediator.warehouse import installing, reading, upkeep
 from mediator.warehouse.disk import Disk
+from mediator.warehouse.format import check_format
 from mediator.warehouse.graveyard import Pin
-from mediator.warehouse.lock import WriterLock
+from mediator.warehouse.lock import WriterLock, upkeep_allowed
 from mediator.warehouse.records import CompactResult, StoredView, VersionRecord, VersionRow, ViewInstall
 from mediator.warehouse.recovery import recover
 from mediator.warehouse.scan import Scan, ViewSnapshot, bag_scan, visible_scan
@@ -70,12 +73,18 @@ class Warehouse:
                 f"the warehouse {root} is no local folder; object stores are not supported yet"
             )
         self.root = Path(root).resolve()
+        check_format(self.root)
         self._writer: WriterLock | None = None
         if read_only:
             if not (self.root / "versions").is_dir():
                 raise NotFoundError(f"there is no warehouse at {self.root}")
         else:
-            self.root.mkdir(parents=True, exist_ok=True)
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"the warehouse {self.root} cannot be made: {error.strerror}"
+                ) from None
             self._writer = WriterLock(self.root / ".lock")
         # Always taken before the store's lock: one compaction at a time, beside installs and readers.
         self._upkeep = threading.RLock()
@@ -250,18 +259,33 @@ class Warehouse:
     def compact(self, view: str) -> CompactResult:
         """Folds the view's changes into its state, and small files into larger ones.
 
-        Every version stays readable, and installs go on meanwhile.
+        Every version stays readable, and installs go on meanwhile. Refused while the warehouse is copied.
         """
-        with self._keeping():
-            return upkeep.compact(self._store, view)
+        with upkeep_allowed(self.root) as allowed:
+            if not allowed:
+                raise SourceUnavailableError("the warehouse is being copied; compact the view later")
+            with self._keeping():
+                return upkeep.compact(self._store, view)
 
     def maintain(self) -> None:
         """Merges small files, writes checkpoints and deletes replaced files, where it is due.
 
-        Cheap if nothing is due. Call it when idle, or now and then from a thread of its own.
+        Cheap if nothing is due. Call it when idle, or now and then from a thread of its own. Does nothing
+        while the warehouse is being copied.
         """
-        with self._keeping():
-            upkeep.maintain(self._store)
+        with upkeep_allowed(self.root) as allowed:
+            if allowed:
+                with self._keeping():
+                    upkeep.maintain(self._store)
+
+    def missing_files(self) -> list[Path]:
+        """Data files that a table names and the disk does not have, or has with another size."""
+        with self._store.lock:
+            tables = [self._store.versions.table, self._store.definitions.table]
+            for data in self._store.loaded():
+                tables += [data.changes, data.state]
+            named = [(table.path(file), file.size) for table in tables for file in table.files]
+        return [path for path, size in named if not path.exists() or path.stat().st_size != size]
 
     def _require_writer(self) -> None:
         if not self._writer:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-import grpc
-
 from algebra.arrow_ipc import from_ipc, to_ipc
 from algebra.decompose import Decomposition, decompose
 from algebra.delta import Delta
@@ -23,14 +21,21 @@ from protos.convert import (
 )
 from protos.lockstep.v1 import wrapper_pb2 as pb
 from protos.lockstep.v1 import wrapper_pb2_grpc
-from protos.server import MESSAGE_OPTIONS
+from protos.security.settings import PLAIN, Connection
+from protos.security.tls import open_channel
 
 
 class Mediator:
     """Speaks the wrapper protocol step by step; every wait has a generous limit."""
 
-    def __init__(self, address: str, source: str, version: int = PROTOCOL_VERSION) -> None:
-        self._channel = grpc.insecure_channel(address, options=list(MESSAGE_OPTIONS))
+    def __init__(
+        self,
+        address: str,
+        source: str,
+        version: int = PROTOCOL_VERSION,
+        connection: Connection = PLAIN,
+    ) -> None:
+        self._channel = open_channel(address, connection, PROTOCOL_VERSION)
         self.stub = wrapper_pb2_grpc.WrapperServiceStub(self._channel)
         self._requests: queue.SimpleQueue[pb.ExchangeRequest | None] = queue.SimpleQueue()
         self.send(attach=pb.Attach(mediator="test", protocol_version=version, source=source))

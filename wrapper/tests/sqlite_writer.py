@@ -20,9 +20,9 @@ connection.execute("PRAGMA journal_mode=WAL")
 for line in sys.stdin:
     connection.execute("BEGIN IMMEDIATE")
     for sql, parameters in json.loads(line):
-        connection.execute(sql, parameters)
+        rows = connection.execute(sql, parameters).fetchall()
     connection.execute("COMMIT")
-    print("committed", flush=True)
+    print(json.dumps(rows), flush=True)
 """
 
 Statement = tuple[str, Sequence[Any]]
@@ -41,13 +41,20 @@ class SqliteWriter:
 
     def commit(self, *statements: Statement | str) -> None:
         """One transaction; returns when it is committed."""
+        self.rows(*statements)
+
+    def rows(self, *statements: Statement | str) -> list[list[Any]]:
+        """One transaction; the rows of its last statement."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         pairs = [(s, []) if isinstance(s, str) else (s[0], list(s[1])) for s in statements]
         self._process.stdin.write(json.dumps(pairs) + "\n")
         self._process.stdin.flush()
-        if self._process.stdout.readline().strip() != "committed":
+        answer = self._process.stdout.readline()
+        if not answer:
             raise AssertionError("the writer did not commit")
+        rows: list[list[Any]] = json.loads(answer)
+        return rows
 
     def __enter__(self) -> SqliteWriter:
         return self

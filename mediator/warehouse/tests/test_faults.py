@@ -1,13 +1,14 @@
 """Every write, broken before and after each of its steps: what is visible is the old or the new state.
 
 A first run records the steps of an operation. Then each of them is broken in a copy of the same warehouse:
-by an exception, after which the same process goes on, or is opened anew; and, for installs, by a process
-that ends at once (`os._exit`), as a crash does.
+by an exception, after which the same process goes on, or is opened anew; and by a process that ends at once
+(`os._exit`), as a crash does. That the list of steps is complete is a test itself.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from mediator.warehouse import Warehouse, upkeep
+from mediator.warehouse import ViewInstall, Warehouse, upkeep
 from mediator.warehouse.tests.builders import SCHEMA, Bag, at, change, counted, row
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,15 +35,27 @@ class Broken(BaseException):
 
 @dataclass
 class Fault:
-    """Breaks at the step of that name; without a name it only records."""
+    """Breaks at the step of that name; without a name it only records.
+
+    A step that comes again is known by its number: "after log.link", "after log.link 2".
+    """
 
     at: str = ""
     steps: list[str] = field(default_factory=list)
+    end: Callable[[], None] = lambda: None
 
-    def __call__(self, step: str) -> None:
+    def arm(self, step: str) -> None:
+        """From now on, break at that step; steps are counted anew."""
+        self.steps.clear()
+        self.at = step
+
+    def __call__(self, name: str) -> None:
+        again = sum(1 for step in self.steps if step == name or step.startswith(f"{name} "))
+        step = f"{name} {again + 1}" if again else name
         self.steps.append(step)
         if step == self.at:
             self.at = ""
+            self.end()
             raise Broken(step)
 
 
@@ -171,7 +184,7 @@ def test_every_step_broken_and_opened_again(
         root = shutil.copytree(prepared, tmp_path / f"at-{number}")
         fault = Fault()
         with Warehouse(root, durable=False, grace_seconds=0.0, fault=fault) as warehouse:
-            fault.at = step
+            fault.arm(step)
             with pytest.raises(Broken):
                 operation(warehouse)
         with Warehouse(root, read_only=True) as reader:
@@ -194,7 +207,7 @@ def test_every_step_broken_and_the_process_goes_on(
         with Warehouse(root, durable=False, grace_seconds=0.0, fault=fault) as warehouse:
             staged = warehouse.stage_directory("right")
             (staged / "0.parquet").write_bytes(b"another engine is writing")
-            fault.at = step
+            fault.arm(step)
             with pytest.raises(Broken):
                 operation(warehouse)
             warehouse.recover()
@@ -211,7 +224,7 @@ def test_recovery_itself_may_be_broken(prepared: Path, tmp_path: Path) -> None:
     for operation, step in ((install, "before versions.commit"), (create, "before versions.write")):
         fault = Fault()
         with Warehouse(damaged, durable=False, fault=fault) as warehouse:
-            fault.at = step
+            fault.arm(step)
             with pytest.raises(Broken):
                 operation(warehouse)
         # What the first operation left is recovered when the second one begins; so only the last one is kept.
@@ -235,7 +248,7 @@ def test_a_failed_install_is_tried_again_at_once(prepared: Path, tmp_path: Path)
     fault = Fault()
     with Warehouse(root, durable=False, fault=fault) as warehouse:
         for step in ("after changes.commit left", "before versions.commit", "after changes.write right"):
-            fault.at = step
+            fault.arm(step)
             with pytest.raises(Broken):
                 install(warehouse)
             assert visible(warehouse) == OLD
@@ -247,7 +260,7 @@ def test_upkeep_after_a_failed_install_keeps_nothing_of_it(prepared: Path, tmp_p
     root = shutil.copytree(prepared, tmp_path / "upkeep")
     fault = Fault()
     with Warehouse(root, durable=False, grace_seconds=0.0, fault=fault) as warehouse:
-        fault.at = "before versions.commit"
+        fault.arm("before versions.commit")
         with pytest.raises(Broken):
             install(warehouse)
         warehouse.maintain()
@@ -264,7 +277,7 @@ def test_a_view_is_made_from_staged_files_after_a_failure(tmp_path: Path) -> Non
         staged = warehouse.stage_directory("v")
         pq.write_table(counted({(1, "a"): 2}), staged / "0.parquet")
         for step in ("state.commit", "changes.create", "views.commit", "versions.write"):
-            fault.at = f"after {step}"
+            fault.arm(f"after {step}")
             with pytest.raises(Broken):
                 warehouse.create_view("v", {}, SCHEMA, [staged / "0.parquet"], row(0))
             assert warehouse.views() == []
@@ -275,36 +288,159 @@ def test_a_view_is_made_from_staged_files_after_a_failure(tmp_path: Path) -> Non
         check_clean(warehouse)
 
 
+OPERATIONS = [install, create, drop, compact, maintain]
+
 _KILLED = """
 import os, sys
-from mediator.warehouse import Warehouse
-from mediator.warehouse.tests.test_faults import install
-for root, step in zip(sys.argv[1::2], sys.argv[2::2]):
+from mediator.warehouse import ViewInstall, Warehouse, upkeep
+from mediator.warehouse.tests import test_faults
+upkeep._MERGE_FILES = 4
+operation = getattr(test_faults, sys.argv[1])
+for root, step in zip(sys.argv[2::2], sys.argv[3::2]):
     child = os.fork()
     if child == 0:
-        armed = []
-        def fault(name):
-            if armed and name == step:
-                os._exit(9)
-        warehouse = Warehouse(root, fault=fault)
-        armed.append(True)
-        install(warehouse)
+        fault = test_faults.Fault(end=lambda: os._exit(9))
+        warehouse = Warehouse(root, durable=False, grace_seconds=0.0, fault=fault)
+        fault.arm(step)
+        operation(warehouse)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, step
 """
 
 
-def test_a_process_killed_at_every_step_of_an_install(prepared: Path, tmp_path: Path) -> None:
-    steps = moments(steps_of(install, prepared, tmp_path))
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+def test_a_process_killed_at_every_step(
+    operation: Callable[[Warehouse], None], prepared: Path, tmp_path: Path
+) -> None:
+    steps = moments(steps_of(operation, prepared, tmp_path))
     roots = [shutil.copytree(prepared, tmp_path / f"killed-{number}") for number in range(len(steps))]
     arguments = [str(entry) for pair in zip(roots, steps, strict=True) for entry in pair]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", _KILLED, *arguments], check=True, env=environment, timeout=120)
+    command = [sys.executable, "-c", _KILLED, operation.__name__, *arguments]
+    subprocess.run(command, check=True, env=environment, timeout=240)
     outcomes = []
     for root in roots:
         with Warehouse(root, durable=False, grace_seconds=0.0) as warehouse:
             found = visible(warehouse)
-            outcomes.append(found == NEW[install])
+            assert found in (OLD, NEW[operation])
+            outcomes.append(found == NEW[operation])
             check_clean(warehouse)
-            goes_on(warehouse, install, found)
-    assert outcomes == [step == "after versions.commit" for step in steps]
+    if operation is install:
+        last_link = [i for i, step in enumerate(steps) if step.startswith("after log.link")][-1]
+        assert outcomes == [i >= last_link for i in range(len(steps))], "visible by one link"
+
+
+@dataclass
+class Watcher:
+    """Sees the folder at every step; notes what changed while no step was under way."""
+
+    root: Path
+    names: set[str] = field(default_factory=set)
+    outside: list[str] = field(default_factory=list)
+    depth: int = 0
+
+    def __post_init__(self) -> None:
+        self.seen = self._look()
+
+    def __call__(self, event: str) -> None:
+        moment, _, name = event.partition(" ")
+        self.names.add(name.partition(" ")[0])
+        if moment == "before":
+            if not self.depth:
+                self.compare(f"before {name}")
+            self.depth += 1
+        else:
+            self.depth -= 1
+            if not self.depth:
+                self.seen = self._look()
+
+    def compare(self, when: str) -> None:
+        now = self._look()
+        changed = {path for path in now.keys() | self.seen.keys() if now.get(path) != self.seen.get(path)}
+        self.outside += [f"{path} {when}" for path in sorted(changed)]
+        self.seen = now
+
+    def _look(self) -> dict[str, tuple[int, int]]:
+        found = {}
+        for path in self.root.rglob("*"):
+            if path.is_file() and path.name != ".lock":
+                status = path.stat()
+                found[str(path.relative_to(self.root))] = (status.st_size, status.st_mtime_ns)
+        return found
+
+
+def install_staged(warehouse: Warehouse) -> None:
+    """An install from files that an engine has written, one of which is empty and left behind."""
+    staged = [warehouse.root / "data" / path for path in _STAGED[str(warehouse.root)]]
+    warehouse.install([ViewInstall("left", [row(6)], staged)])
+
+
+_STAGED: dict[str, list[Path]] = {}
+
+
+def stage(warehouse: Warehouse) -> None:
+    directory = warehouse.stage_directory("left")
+    rows = change("left", 6, {(7, "q"): 1}).table
+    assert rows is not None
+    pq.write_table(rows, directory / "0.parquet")
+    pq.write_table(rows.slice(0, 0), directory / "1.parquet")
+    _STAGED[str(warehouse.root)] = [directory / "0.parquet", directory / "1.parquet"]
+
+
+def test_every_write_is_inside_of_a_step_and_every_step_is_tested(prepared: Path, tmp_path: Path) -> None:
+    """The list of fault points is complete: a write without one, or one that no test breaks, fails here."""
+    names: set[str] = set()
+    for operation in [*OPERATIONS, install_staged]:
+        root = shutil.copytree(prepared, tmp_path / operation.__name__)
+        with Warehouse(root, durable=False, grace_seconds=0.0) as warehouse:
+            stage(warehouse)
+            if operation is maintain:
+                warehouse._store.graveyard.bury([_STAGED[str(root)][0]])
+            watcher = Watcher(root)
+            warehouse._store.steps._fault = watcher
+            operation(warehouse)
+            watcher.compare("at the end")
+        assert watcher.outside == [], operation.__name__
+        names |= watcher.names
+    for number, (operation, step) in enumerate(
+        ((install, "before versions.commit"), (create, "before versions.write"), (create, "before log.link"))
+    ):
+        root = shutil.copytree(prepared, tmp_path / f"recover-{number}")
+        fault = Fault()
+        with Warehouse(root, durable=False, grace_seconds=0.0, fault=fault) as warehouse:
+            fault.arm(step)
+            with pytest.raises(Broken):
+                operation(warehouse)
+        watcher = Watcher(root)
+        Warehouse(root, durable=False, grace_seconds=0.0, fault=watcher).close()
+        watcher.compare("at the end")
+        assert watcher.outside == [], f"recovery after {step}"
+        names |= watcher.names
+    (tmp_path / "new").mkdir()
+    watcher = Watcher(tmp_path / "new")
+    Warehouse(tmp_path / "new", durable=False, fault=watcher).close()
+    watcher.compare("at the end")
+    assert watcher.outside == [], "a new warehouse"
+    names |= watcher.names
+    package = Path(upkeep.__file__).parent
+    written = {
+        name for file in package.glob("*.py") for name in re.findall(r'steps\(f?"([a-z.]+)', file.read_text())
+    }
+    elsewhere = {"log.checkpoint", "format.upgrade"}  # below, and in test_format.py
+    assert written == names | elsewhere
+
+
+def test_a_checkpoint_may_be_broken(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "_CHECKPOINT_COMMITS", 2)
+    for moment in ("before", "after"):
+        root = shutil.copytree(prepared, tmp_path / moment)
+        fault = Fault()
+        with Warehouse(root, durable=False, grace_seconds=0.0, fault=fault) as warehouse:
+            fault.arm(f"{moment} log.checkpoint")
+            with pytest.raises(Broken):
+                maintain(warehouse)
+            assert visible(warehouse) == OLD
+            maintain(warehouse)
+            install(warehouse)
+        with Warehouse(root, durable=False, grace_seconds=0.0) as warehouse:
+            assert visible(warehouse) == NEW[install]

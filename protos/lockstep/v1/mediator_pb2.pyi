@@ -362,6 +362,8 @@ class View(_message.Message):
     COMMITTED_AT_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     MAINTENANCE_FIELD_NUMBER: _builtins.int
+    STALE_SINCE_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The newest visible version."""
     rows: _builtins.int
@@ -369,9 +371,9 @@ class View(_message.Message):
     arrow_schema: _builtins.bytes
     """An Arrow IPC stream without rows: the view's columns that are shown."""
     state: _builtins.str
-    """maintained, paused."""
+    """maintained, stale (a source is away), paused."""
     problem: _builtins.str
-    """Why it is paused; one line."""
+    """Why it is paused or stale; one line."""
     @_builtins.property
     def spec(self) -> Global___ViewSpec:
         """Its declaration."""
@@ -392,6 +394,14 @@ class View(_message.Message):
     def maintenance(self) -> Global___Maintenance:
         """How it is kept; absent while it is not."""
 
+    @_builtins.property
+    def stale_since(self) -> _timestamp_pb2.Timestamp:
+        """Since when a source has not been heard of; absent if all are."""
+
+    @_builtins.property
+    def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The sources that are away."""
+
     def __init__(
         self,
         *,
@@ -405,10 +415,12 @@ class View(_message.Message):
         committed_at: _timestamp_pb2.Timestamp | None = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
         maintenance: Global___Maintenance | None = ...,
+        stale_since: _timestamp_pb2.Timestamp | None = ...,
+        waits_for: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed_at", b"committed_at", "maintenance", b"maintenance", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed_at", b"committed_at", "maintenance", b"maintenance", "spec", b"spec", "stale_since", b"stale_since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "committed_at", b"committed_at", "maintenance", b"maintenance", "problem", b"problem", "rows", b"rows", "sources", b"sources", "spec", b"spec", "state", b"state", "vector", b"vector", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_schema", b"arrow_schema", "committed_at", b"committed_at", "maintenance", b"maintenance", "problem", b"problem", "rows", b"rows", "sources", b"sources", "spec", b"spec", "stale_since", b"stale_since", "state", b"state", "vector", b"vector", "version", b"version", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -541,12 +553,14 @@ class SourceStatus(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
+    HEARD_AT_FIELD_NUMBER: _builtins.int
+    OWED_ROWS_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """Its name."""
     address: _builtins.str
     """Where its wrapper listens."""
     state: _builtins.str
-    """connected, connecting."""
+    """connected, connecting, unavailable (the source does not answer its wrapper)."""
     transactions: _builtins.int
     """Transactions received."""
     queries: _builtins.int
@@ -557,6 +571,8 @@ class SourceStatus(_message.Message):
     """Bytes sent."""
     problem: _builtins.str
     """The last problem; empty if none since connecting."""
+    owed_rows: _builtins.int
+    """Credit that its wrapper has used and not been given again, in rows."""
     @_builtins.property
     def position(self) -> _types_pb2.Position:
         """The last position heard of."""
@@ -568,6 +584,10 @@ class SourceStatus(_message.Message):
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
         """When the current state began."""
+
+    @_builtins.property
+    def heard_at(self) -> _timestamp_pb2.Timestamp:
+        """When its wrapper was last heard of; absent if never."""
 
     def __init__(
         self,
@@ -583,10 +603,12 @@ class SourceStatus(_message.Message):
         problem: _builtins.str = ...,
         capabilities: _types_pb2.Capabilities | None = ...,
         since: _timestamp_pb2.Timestamp | None = ...,
+        heard_at: _timestamp_pb2.Timestamp | None = ...,
+        owed_rows: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "position", b"position", "since", b"since"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "heard_at", b"heard_at", "position", b"position", "since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "capabilities", b"capabilities", "position", b"position", "problem", b"problem", "queries", b"queries", "since", b"since", "source", b"source", "state", b"state", "transactions", b"transactions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "capabilities", b"capabilities", "heard_at", b"heard_at", "owed_rows", b"owed_rows", "position", b"position", "problem", b"problem", "queries", b"queries", "since", b"since", "source", b"source", "state", b"state", "transactions", b"transactions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -611,6 +633,10 @@ class ViewStatus(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     LAG_P50_SECONDS_FIELD_NUMBER: _builtins.int
     LAG_P99_SECONDS_FIELD_NUMBER: _builtins.int
+    STALE_SINCE_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    PENDING_ROWS_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
     view: _builtins.str
     """Its name."""
     version: _builtins.int
@@ -630,13 +656,25 @@ class ViewStatus(_message.Message):
     lag_seconds: _builtins.float
     """Seconds from a transaction's observation to its version's commit: the last one."""
     state: _builtins.str
-    """maintained, paused."""
+    """maintained, stale (a source is away), paused."""
     problem: _builtins.str
-    """Why it is paused."""
+    """Why it is paused or stale."""
     lag_p50_seconds: _builtins.float
     """The median of the recent lags."""
     lag_p99_seconds: _builtins.float
     """Their 99th percentile."""
+    pending_rows: _builtins.int
+    """Rows delivered and not yet visible, in the mediator's memory."""
+    parked: _builtins.bool
+    """It waits for a source and its updates are left in the sources' own logs."""
+    @_builtins.property
+    def stale_since(self) -> _timestamp_pb2.Timestamp:
+        """Since when a source has not been heard of; absent if all are."""
+
+    @_builtins.property
+    def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The sources that are away."""
+
     def __init__(
         self,
         *,
@@ -653,14 +691,56 @@ class ViewStatus(_message.Message):
         problem: _builtins.str = ...,
         lag_p50_seconds: _builtins.float = ...,
         lag_p99_seconds: _builtins.float = ...,
+        stale_since: _timestamp_pb2.Timestamp | None = ...,
+        waits_for: _abc.Iterable[_builtins.str] | None = ...,
+        pending_rows: _builtins.int = ...,
+        parked: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stale_since", b"stale_since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "compensations", b"compensations", "lag_p50_seconds", b"lag_p50_seconds", "lag_p99_seconds", b"lag_p99_seconds", "lag_seconds", b"lag_seconds", "pending", b"pending", "problem", b"problem", "queries", b"queries", "rows", b"rows", "state", b"state", "transactions", b"transactions", "version", b"version", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "compensations", b"compensations", "lag_p50_seconds", b"lag_p50_seconds", "lag_p99_seconds", b"lag_p99_seconds", "lag_seconds", b"lag_seconds", "parked", b"parked", "pending", b"pending", "pending_rows", b"pending_rows", "problem", b"problem", "queries", b"queries", "rows", b"rows", "stale_since", b"stale_since", "state", b"state", "transactions", b"transactions", "version", b"version", "view", b"view", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ViewStatus: _TypeAlias = ViewStatus  # noqa: Y015
+
+@_typing.final
+class Limits(_message.Message):
+    """Limits bound the mediator's memory, as configured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UMQ_ROWS_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_FIELD_NUMBER: _builtins.int
+    EMBEDDED_MEMORY_FIELD_NUMBER: _builtins.int
+    KEEPALIVE_SECONDS_FIELD_NUMBER: _builtins.int
+    umq_rows: _builtins.int
+    """Rows of updates that may wait in memory; a view that cannot go on and holds
+    more than a quarter is parked.
+    """
+    max_batch: _builtins.int
+    """Transactions that one batch takes at most."""
+    embedded_memory: _builtins.str
+    """Memory of the embedded engine's buffers, with unit."""
+    keepalive_seconds: _builtins.float
+    """Seconds of silence after which a connection is probed; it is given up after as
+    many again.
+    """
+    def __init__(
+        self,
+        *,
+        umq_rows: _builtins.int = ...,
+        max_batch: _builtins.int = ...,
+        embedded_memory: _builtins.str = ...,
+        keepalive_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedded_memory", b"embedded_memory", "keepalive_seconds", b"keepalive_seconds", "max_batch", b"max_batch", "umq_rows", b"umq_rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class GetStatusResponse(_message.Message):
@@ -674,12 +754,23 @@ class GetStatusResponse(_message.Message):
     VIEWS_FIELD_NUMBER: _builtins.int
     STARTED_AT_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    PROBLEM_SINCE_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    WAITING_ROWS_FIELD_NUMBER: _builtins.int
+    PEAK_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     engine: _builtins.str
     """The engine that joins."""
     warehouse: _builtins.str
     """The warehouse's location."""
     memory_bytes: _builtins.int
     """The mediator's resident memory."""
+    problem: _builtins.str
+    """Why versions cannot be stored now, such as a full disk; empty if they can."""
+    waiting_rows: _builtins.int
+    """Rows of updates that wait in memory, over all views."""
+    peak_memory_bytes: _builtins.int
+    """The largest resident memory it has had."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceStatus]:
         """Each source."""
@@ -692,6 +783,14 @@ class GetStatusResponse(_message.Message):
     def started_at(self) -> _timestamp_pb2.Timestamp:
         """When the mediator started."""
 
+    @_builtins.property
+    def problem_since(self) -> _timestamp_pb2.Timestamp:
+        """Since when."""
+
+    @_builtins.property
+    def limits(self) -> Global___Limits:
+        """What bounds its memory."""
+
     def __init__(
         self,
         *,
@@ -701,10 +800,15 @@ class GetStatusResponse(_message.Message):
         views: _abc.Iterable[Global___ViewStatus] | None = ...,
         started_at: _timestamp_pb2.Timestamp | None = ...,
         memory_bytes: _builtins.int = ...,
+        problem: _builtins.str = ...,
+        problem_since: _timestamp_pb2.Timestamp | None = ...,
+        limits: Global___Limits | None = ...,
+        waiting_rows: _builtins.int = ...,
+        peak_memory_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["started_at", b"started_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "problem_since", b"problem_since", "started_at", b"started_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "memory_bytes", b"memory_bytes", "sources", b"sources", "started_at", b"started_at", "views", b"views", "warehouse", b"warehouse"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "limits", b"limits", "memory_bytes", b"memory_bytes", "peak_memory_bytes", b"peak_memory_bytes", "problem", b"problem", "problem_since", b"problem_since", "sources", b"sources", "started_at", b"started_at", "views", b"views", "waiting_rows", b"waiting_rows", "warehouse", b"warehouse"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -430,8 +430,9 @@ class Credit(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
-    """Rows that may be sent in addition to what was granted before. An update is
-    sent whole as soon as any credit is left.
+    """Rows that may be sent in addition to what was granted before; a transaction
+    counts as one row more. An update is sent whole as soon as any credit is left,
+    and changes that a query's answer shows are sent without credit.
     """
     def __init__(
         self,
@@ -510,8 +511,11 @@ class Attached(_message.Message):
 
     SOURCE_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """The source's name."""
+    protocol_version: _builtins.int
+    """The protocol version this wrapper speaks; refused if it is not the mediator's."""
     @_builtins.property
     def capabilities(self) -> _types_pb2.Capabilities:
         """What its capture can do."""
@@ -521,10 +525,11 @@ class Attached(_message.Message):
         *,
         source: _builtins.str = ...,
         capabilities: _types_pb2.Capabilities | None = ...,
+        protocol_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "protocol_version", b"protocol_version", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -635,6 +640,15 @@ class Update(_message.Message):
     TRANSACTIONS_FIELD_NUMBER: _builtins.int
     DELTAS_FIELD_NUMBER: _builtins.int
     OBSERVED_AT_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """Further rows of the same transactions follow in the next message, which is an
+    Update too and repeats `transactions` no more. Nothing counts as reported
+    before the last part has come.
+    """
+    cost: _builtins.int
+    """What the whole update took of the credit; on its last part."""
     @_builtins.property
     def transactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceTransaction]:
         """The transactions."""
@@ -653,10 +667,12 @@ class Update(_message.Message):
         transactions: _abc.Iterable[Global___SourceTransaction] | None = ...,
         deltas: _abc.Iterable[Global___LocalViewDelta] | None = ...,
         observed_at: _timestamp_pb2.Timestamp | None = ...,
+        more: _builtins.bool = ...,
+        cost: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["observed_at", b"observed_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "observed_at", b"observed_at", "transactions", b"transactions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "deltas", b"deltas", "more", b"more", "observed_at", b"observed_at", "transactions", b"transactions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -724,7 +740,11 @@ Global___Progress: _TypeAlias = Progress  # noqa: Y015
 
 @_typing.final
 class ExchangeError(_message.Message):
-    """ExchangeError reports a failure without ending the stream."""
+    """ExchangeError reports a failure without ending the stream.
+
+    SOURCE_UNAVAILABLE without query and local view: the source itself does not
+    answer its wrapper. The next message of another kind says that it does again.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

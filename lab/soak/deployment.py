@@ -1,0 +1,265 @@
+"""The deployment under soak: sources, writers, wrappers behind proxies and a mediator, each a real process.
+
+A wrapper takes any free port, so that after every restart it is somewhere else; its proxy is told. What a
+process prints goes into a file of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from lab.bench.processes import LISTENING, Child
+from lab.soak.kinds import KINDS
+from lab.soak.layout import Source, View, sources_of, views_of
+from lab.soak.proxy import Proxy
+
+READY_SECONDS = 180.0
+_WRITING = re.compile("^writing$")
+
+
+class Process(Child):
+    """A child that can also be killed, and stopped and continued by signals."""
+
+    killed = False
+
+    def kill(self) -> None:
+        """End it at once, as `kill -9` does; its own children (a JVM) with it."""
+        self.killed = True
+        children = self._descendants()
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        if self._process.stdin:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def finish(self, timeout: float) -> None:
+        """Close its standard input, which asks it to stop, and wait for its end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a deployment is made of. `load` is how often each writer writes, in bursts per second."""
+
+    directory: Path
+    kinds: Sequence[str]
+    engine: str = "duckdb"
+    seed: int = 1
+    load: float = 8.0
+    mediator: Mapping[str, object] = field(default_factory=dict)
+
+
+class Deployment:
+    """Everything that runs; use it as a context manager.
+
+    A process is known by its role: "mediator", "wrapper NAME" or "writer NAME".
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.directory = settings.directory
+        self.sources: tuple[Source, ...] = sources_of(settings.kinds, settings.directory)
+        self.views: tuple[View, ...] = views_of(self.sources)
+        self.proxies = {source.name: Proxy() for source in self.sources}
+        self.address = ""
+        """Where the mediator listens now; empty while it does not."""
+        self.processes: dict[str, Process] = {}
+        self.starts: dict[str, int] = {}
+        self._random = random.Random(settings.seed)
+        self._lock = threading.Lock()
+        self.memory = MemoryMeter(self.processes)
+        self.file = settings.directory / "lockstep.yaml"
+        for source in self.sources:
+            KINDS[source.kind].create(source.path, source.relations)
+        self.file.write_text(json.dumps(self._configuration()), encoding="utf-8")
+
+    def _configuration(self) -> dict[str, object]:
+        """JSON is YAML."""
+        mediator = {
+            "listen": "127.0.0.1:0",
+            "warehouse": "./warehouse",
+            "engine": self.settings.engine,
+            "keepalive_seconds": 1.0,
+            "max_batch": 200,
+            **self.settings.mediator,
+        }
+        sources = {
+            source.name: {
+                **KINDS[source.kind].section(source.path),
+                "relations": [relation.name for relation in source.relations],
+                "listen": "127.0.0.1:0",
+            }
+            for source in self.sources
+        }
+        views = {view.name: {"sql": view.sql} for view in self.views}
+        return {"mediator": mediator, "sources": sources, "views": views}
+
+    def __enter__(self) -> Deployment:
+        self.memory.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.memory.stop()
+        for proxy in self.proxies.values():
+            proxy.close()
+        with self._lock:
+            processes = list(self.processes.values())
+        for process in processes:
+            process.signal(signal.SIGCONT)
+            if not process.ended:
+                process.kill()
+            process.stop(1)
+
+    # Starting and stopping
+
+    def start_wrapper(self, source: Source) -> None:
+        """Start a source's wrapper; the proxy leads to it as soon as it listens."""
+        child = self._start(
+            f"wrapper {source.name}", "cli.main", ["wrapper", str(self.file), "--source", source.name]
+        )
+        if (found := self._ready(child, LISTENING)) is not None:
+            self.proxies[source.name].target = f"{found['host']}:{found['port']}"
+
+    def start_mediator(self) -> None:
+        addresses = [
+            word
+            for source in self.sources
+            for word in ("--source-address", f"{source.name}={self.proxies[source.name].address}")
+        ]
+        child = self._start("mediator", "cli.main", ["mediator", str(self.file), *addresses])
+        if (found := self._ready(child, LISTENING)) is not None:
+            self.address = f"{found['host']}:{found['port']}"
+
+    def start_writer(self, source: Source) -> None:
+        names = [relation.name + "+" * relation.ticketed for relation in source.relations]
+        with self._lock:
+            seed = self._random.randrange(1 << 30)
+        pause = 1 / self.settings.load
+        words = [source.kind, str(source.path), str(seed), str(pause), *names]
+        self._ready(self._start(f"writer {source.name}", "lab.soak.writer", words), _WRITING)
+
+    def start(self, role: str) -> None:
+        """Start the process of a role."""
+        what, _, name = role.partition(" ")
+        if what == "mediator":
+            self.start_mediator()
+            return
+        source = next(source for source in self.sources if source.name == name)
+        (self.start_wrapper if what == "wrapper" else self.start_writer)(source)
+
+    def start_all(self, writers: bool = True) -> None:
+        roles = [f"wrapper {source.name}" for source in self.sources] + ["mediator"]
+        roles += [f"writer {source.name}" for source in self.sources] if writers else []
+        with ThreadPoolExecutor(len(roles)) as pool:
+            list(pool.map(self.start, roles))
+
+    def kill(self, role: str) -> None:
+        """`kill -9`."""
+        if role == "mediator":
+            self.address = ""
+        self.processes[role].kill()
+
+    @contextmanager
+    def stopped(self, role: str) -> Iterator[None]:
+        """The process of a role does nothing meanwhile (SIGSTOP)."""
+        process = self.processes[role]
+        process.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.signal(signal.SIGCONT)
+
+    def stop_writers(self) -> None:
+        """Let every writer finish its transaction and end."""
+        for source in self.sources:
+            self.processes[f"writer {source.name}"].finish(READY_SECONDS)
+
+    def output(self, role: str) -> str:
+        """Everything that the processes of a role have printed."""
+        log = self._log(role)
+        return log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+
+    def _log(self, role: str) -> Path:
+        return self.directory / f"{role.replace(' ', '-')}.log"
+
+    def _start(self, role: str, module: str, arguments: Sequence[str]) -> Process:
+        child = Process(role, module, arguments, self._log(role))
+        with self._lock:
+            self.processes[role] = child
+            self.starts[role] = self.starts.get(role, 0) + 1
+        return child
+
+    def _ready(self, child: Process, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """The line that says that it is ready; None if it was killed before."""
+        try:
+            return child.wait_for(pattern, READY_SECONDS)[0]
+        except Exception:
+            if child.killed:
+                return None
+            raise
+
+
+class MemoryMeter:
+    """Samples the resident memory of processes by role, and keeps the largest; a JVM counts by itself."""
+
+    def __init__(self, processes: Mapping[str, Process], seconds: float = 0.2) -> None:
+        self._processes, self._seconds = processes, seconds
+        self.peak: dict[str, int] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._seconds):
+            for role, process in list(self._processes.items()):
+                with suppress(psutil.Error):
+                    found = psutil.Process(process.pid)
+                    self._note(role, found)
+                    for child in found.children():
+                        if "java" in child.name():
+                            self._note(f"JVM of {role}", child)
+
+    def _note(self, role: str, process: psutil.Process) -> None:
+        self.peak[role] = max(self.peak.get(role, 0), process.memory_info().rss)
+
+
+def wait_until(what: Callable[[], bool], seconds: float, every: float = 0.2) -> bool:
+    """Whether it becomes true within that time."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every)
+    return True

@@ -1,0 +1,84 @@
+"""A soak's client: reads views, their versions and the mediator's status, over restarts of the mediator."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import grpc
+
+from algebra.arrow_ipc import from_ipc
+from lab.soak.deployment import Deployment
+from lab.soak.layout import TICKET, View
+from lab.soak.oracle import Bag, Change
+from protos.lockstep.v1 import mediator_pb2 as pb
+from protos.lockstep.v1.mediator_pb2_grpc import MediatorServiceStub
+
+_NO_LIMIT = [("grpc.max_receive_message_length", -1)]
+_CALL_SECONDS = 60.0
+_Answer = TypeVar("_Answer")
+
+
+class Reader:
+    """Reads from the mediator of a deployment, wherever it listens."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    @contextmanager
+    def _stub(self) -> Iterator[MediatorServiceStub]:
+        with grpc.insecure_channel(self._deployment.address or "127.0.0.1:1", options=_NO_LIMIT) as channel:
+            yield MediatorServiceStub(channel)
+
+    def status(self) -> pb.GetStatusResponse:
+        with self._stub() as stub:
+            return stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_SECONDS)
+
+    def state(self, view: View, as_of: int | None = None) -> tuple[int, Bag]:
+        """A version of a view (default: the newest), and its number."""
+        with self._stub() as stub:
+            request = pb.QueryRequest(sql=f"SELECT * FROM {view.name}", as_of=as_of)
+            answers = list(stub.Query(request, timeout=_CALL_SECONDS))
+        rows: Bag = Counter()
+        for answer in answers:
+            if answer.arrow:
+                rows.update(tuple(row.values()) for row in from_ipc(answer.arrow).to_pylist())
+        return answers[0].versions[view.name], rows
+
+    def vector(self, view: View) -> dict[str, int]:
+        """How many transactions of each source the newest version reflects."""
+        with self._stub() as stub:
+            request = pb.QueryRequest(sql=f"SELECT * FROM {view.name} WHERE l0 = {TICKET}")
+            answers = list(stub.Query(request, timeout=_CALL_SECONDS))
+        rows = [row for answer in answers if answer.arrow for row in from_ipc(answer.arrow).to_pylist()]
+        (values,) = [tuple(row.values()) for row in rows]
+        return {source: int(values[at]) for source, at in view.tickets.items()}
+
+    def changes(self, view: View, newest: int) -> Iterator[Change]:
+        """Every version after 0 up to `newest`."""
+        if not newest:
+            return
+        with self._stub() as stub:
+            for answer in stub.WatchView(pb.WatchViewRequest(name=view.name, after=0)):
+                rows: dict[tuple[Any, ...], int] = {}
+                for row in from_ipc(answer.arrow).to_pylist():
+                    count = row.pop("_count")
+                    rows[tuple(row.values())] = count
+                version = answer.version
+                yield Change(version.version, version.source, version.batched, rows)
+                if version.version >= newest:
+                    return
+
+    def patiently(self, read: Callable[[], _Answer], seconds: float) -> _Answer:
+        """What a read gives, tried again while the mediator is away or the view not there yet."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return read()
+            except grpc.RpcError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)

@@ -1,0 +1,55 @@
+"""A soak's report for people."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from cli import text
+from cli.output import table
+from lab.soak.run import Report
+
+
+def show(out: Console, report: Report) -> None:
+    """Print what was done, what was found, and what it took."""
+    total = sum(report.transactions.values())
+    faults = sum(report.faults.values())
+    out.print(
+        f"{report.seconds:.0f} s: {total:,} transactions ({total / report.seconds:.0f} a second), "
+        f"{faults:,} faults ({report.kills} kills), {sum(report.bad_inputs.values())} bad inputs",
+        markup=False,
+    )
+    _table(out, ("source", "transactions"), [(name, f"{n:,}") for name, n in report.transactions.items()])
+    _table(out, ("fault", "times"), [(kind, f"{n:,}") for kind, n in sorted(report.faults.items())])
+    _table(out, ("bad input", "times"), [(kind, f"{n:,}") for kind, n in sorted(report.bad_inputs.items())])
+    _table(
+        out,
+        ("process", "starts", "peak memory"),
+        [
+            (role, str(report.starts.get(role, "")), text.size(peak))
+            for role, peak in sorted(report.memory.items())
+        ],
+    )
+    _table(
+        out,
+        ("view", "versions checked", "of one transaction", "of several", "loads", "as readers saw", "wrong"),
+        [
+            (
+                name,
+                f"{found.versions:,}",
+                f"{found.exact:,}",
+                f"{found.batched:,}",
+                f"{found.loads:,}",
+                f"{found.samples:,}",
+                f"{len(found.differences):,}",
+            )
+            for name, found in report.verdicts.items()
+        ],
+    )
+    for line in [*report.differences, *report.problems][:50]:
+        out.print(line, markup=False)
+    out.print("every version was right" if report.is_right else "SOMETHING WAS WRONG", markup=False)
+
+
+def _table(out: Console, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    if rows:
+        out.print(table(headings, rows, right=headings[1:]))

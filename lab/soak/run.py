@@ -1,0 +1,174 @@
+"""One soak: start everything, inject faults under load, let it come to rest, and check every version."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from lab.soak.deployment import Deployment, Settings, wait_until
+from lab.soak.faults import Injector, Plan
+from lab.soak.layout import View
+from lab.soak.oracle import Bag, Verdict, check, read_journal
+from lab.soak.reader import Reader
+
+REST_SECONDS = 300.0
+"""How long views may take to catch up when the faults are over."""
+_SAMPLE_SECONDS = 2.0
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Report:
+    """What a soak did and found."""
+
+    seconds: float = 0.0
+    transactions: dict[str, int] = field(default_factory=dict)
+    faults: Counter[str] = field(default_factory=Counter)
+    bad_inputs: Counter[str] = field(default_factory=Counter)
+    starts: dict[str, int] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    """What else went wrong: a process that ended by itself, a view that did not come to rest."""
+    memory: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def differences(self) -> list[str]:
+        return [line for verdict in self.verdicts.values() for line in verdict.differences]
+
+    @property
+    def is_right(self) -> bool:
+        return not self.differences and not self.problems
+
+    @property
+    def kills(self) -> int:
+        return sum(n for kind, n in self.faults.items() if kind.startswith("kill"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "seconds": round(self.seconds, 1),
+            "transactions": self.transactions,
+            "transactions_per_second": round(sum(self.transactions.values()) / max(self.seconds, 1e-9), 1),
+            "faults": dict(self.faults),
+            "bad_inputs": dict(self.bad_inputs),
+            "starts": self.starts,
+            "versions": {
+                name: {
+                    "checked": verdict.versions,
+                    "exact": verdict.exact,
+                    "batched": verdict.batched,
+                    "loads": verdict.loads,
+                    "samples": verdict.samples,
+                }
+                for name, verdict in self.verdicts.items()
+            },
+            "differences": self.differences,
+            "problems": self.problems,
+            "peak_memory_bytes": self.memory,
+        }
+
+
+class Soak:
+    """One soak of a deployment. `say` gets a line of progress now and then."""
+
+    def __init__(self, settings: Settings, plan: Plan, say: Say = lambda _: None) -> None:
+        self._settings, self._plan, self._say = settings, plan, say
+
+    def run(self, seconds: float, kills: int = 0) -> Report:
+        """Inject faults for so long, or until so many processes were killed; then check everything."""
+        report = Report()
+        with Deployment(self._settings) as deployment:
+            reader = Reader(deployment)
+            deployment.start_all()
+            for view in deployment.views:
+                reader.patiently(lambda view=view: reader.state(view, 0), REST_SECONDS)  # type: ignore[misc]
+            self._say("everything runs, both views are loaded")
+            samples: dict[str, dict[int, Bag]] = {view.name: {} for view in deployment.views}
+            injector = Injector(deployment, self._plan, lambda _: None)
+            began = time.monotonic()
+            injector.start()
+            while (past := time.monotonic() - began) < seconds:
+                if kills and _kills(injector.counts) >= kills:
+                    break
+                time.sleep(min(_SAMPLE_SECONDS, max(0.0, seconds - past)))
+                self._sample(reader, deployment, samples)
+                faults = sum(injector.counts.values())
+                self._say(f"{past:.0f} of {seconds:.0f} s, {faults} faults, {self._versions(samples)}")
+            injector.stop()
+            report.seconds = time.monotonic() - began
+            report.problems += injector.errors
+            deployment.stop_writers()
+            self._finish(deployment, reader, samples, report)
+            report.faults, report.bad_inputs = injector.counts, injector.bad_inputs
+            report.starts, report.memory = dict(deployment.starts), dict(deployment.memory.peak)
+        return report
+
+    def _finish(
+        self,
+        deployment: Deployment,
+        reader: Reader,
+        samples: Mapping[str, Mapping[int, Bag]],
+        report: Report,
+    ) -> None:
+        """Wait for rest, and compare every version."""
+        journals = {source.name: read_journal(source) for source in deployment.sources}
+        report.transactions = {name: len(journal) for name, journal in journals.items()}
+        total = sum(report.transactions.values())
+        self._say(f"the faults are over, {total:,} transactions were made; waiting for the views")
+        for role in deployment.processes:
+            if deployment.processes[role].ended and not role.startswith("writer"):
+                report.problems.append(f"{role} ended by itself: {_last_line(deployment.output(role))}")
+        for view in deployment.views:
+            goal = {source.name: len(journals[source.name]) for source in view.sources}
+            if not wait_until(lambda view=view, goal=goal: _vector(reader, view) == goal, REST_SECONDS):  # type: ignore[misc]
+                status = next(s for s in reader.status().views if s.view == view.name)
+                report.problems.append(
+                    f"view {view.name} does not come to rest: it is {status.state} at "
+                    f"{_vector(reader, view)}, its sources are at {goal}; {status.problem}"
+                )
+            newest, state = reader.state(view)
+            self._say(f"checking {newest + 1:,} versions of {view.name}")
+            verdict = check(
+                view,
+                journals,
+                reader.state(view, 0)[1],
+                reader.changes(view, newest),
+                {**samples[view.name], newest: state},
+            )
+            report.verdicts[view.name] = verdict
+
+    @staticmethod
+    def _sample(reader: Reader, deployment: Deployment, samples: Mapping[str, dict[int, Bag]]) -> None:
+        """Note what a reader sees now; nothing while the mediator is away."""
+        for view in deployment.views:
+            try:
+                version, state = reader.state(view)
+            except grpc.RpcError:
+                continue
+            samples[view.name][version] = state
+
+    @staticmethod
+    def _versions(samples: Mapping[str, Mapping[int, Bag]]) -> str:
+        return ", ".join(f"{name} at version {max(seen, default=0):,}" for name, seen in samples.items())
+
+
+def _kills(counts: Mapping[str, int]) -> int:
+    return sum(number for kind, number in counts.items() if kind.startswith("kill"))
+
+
+def _vector(reader: Reader, view: View) -> dict[str, int]:
+    try:
+        return reader.vector(view)
+    except (grpc.RpcError, ValueError):
+        return {}
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

@@ -1,0 +1,63 @@
+"""What a mediator tells Prometheus: its sources, its views, and what their maintenance costs."""
+
+from __future__ import annotations
+
+from mediator.mediator import Mediator
+from mediator.views import MaintainedView
+from protos.convert import now
+from protos.metrics import Families
+
+
+def fill(mediator: Mediator, families: Families) -> None:
+    """The mediator's numbers as they are now."""
+    families.gauge("waiting_rows", "Rows of updates that wait in all queues.", mediator.waiting_rows)
+    families.histogram("commit_seconds", "Time of one commit to the warehouse.", mediator.commit_seconds)
+    for source, channel in mediator.channels.items():
+        counters = channel.counters
+        families.gauge("source_connected", "1 if the wrapper is connected.", channel.connected, source=source)
+        families.gauge(
+            "source_position", "The last position heard of.", channel.position.ordinal, source=source
+        )
+        families.counter(
+            "source_transactions", "Transactions received.", counters.transactions, source=source
+        )
+        families.counter("source_queries", "Maintenance queries sent.", counters.queries, source=source)
+        families.counter("source_received_bytes", "Bytes received.", counters.bytes_received, source=source)
+        families.counter("source_sent_bytes", "Bytes sent.", counters.bytes_sent, source=source)
+        families.gauge(
+            "source_owed_rows", "Rows received and not yet given room for again.", channel.owed, source=source
+        )
+    with mediator.changed:
+        for view in mediator.views.values():
+            _view(view, families)
+
+
+def _view(view: MaintainedView, families: Families) -> None:
+    counters, name = view.counters, view.name
+    families.gauge("view_version", "The newest visible version.", view.version, view=name)
+    families.gauge("view_maintained", "1 if the view is kept, 0 if paused.", not view.problem, view=name)
+    families.gauge("view_pending_transactions", "Transactions that wait.", len(view.queue), view=name)
+    families.gauge("view_pending_rows", "Rows of changes that wait.", view.queue.rows, view=name)
+    families.counter("view_batches", "Batches installed.", counters.batches, view=name)
+    families.counter("view_transactions", "Transactions installed.", counters.transactions, view=name)
+    families.counter("view_queries", "Maintenance queries asked.", counters.queries, view=name)
+    families.counter("view_compensations", "Answers compensated.", counters.compensations, view=name)
+    families.counter("view_rows", "View rows changed.", counters.rows, view=name)
+    families.histogram("view_batch_transactions", "Transactions per batch.", counters.batch_sizes, view=name)
+    last = counters.lags[-1] if counters.lags else 0.0
+    families.gauge(
+        "view_lag_seconds", "From observation to commit of a transaction: the last.", last, view=name
+    )
+    families.gauge("view_lag_p99_seconds", "The 99th percentile.", counters.lag(0.99), view=name)
+    oldest = dict.fromkeys(view.sources, 0.0)
+    for run in view.queue.runs:
+        age = (now() - run.observed_at).total_seconds()
+        oldest[run.source] = max(oldest.get(run.source, 0.0), age)
+    for source, age in oldest.items():
+        families.gauge(
+            "view_source_lag_seconds",
+            "Age of the oldest transaction of a source that a view does not show yet; 0 if it shows all.",
+            age,
+            view=name,
+            source=source,
+        )

@@ -1,0 +1,51 @@
+"""Which failures mean that the disk does not take what is written: it is tried again until it does.
+
+Problem. The same full disk shows itself as an `OSError` of Python or Arrow, as a text of Delta Lake's Rust,
+as an error of DuckDB's spill files or as a Java trace. Treated as unexpected, it would pause views that are
+right and only have to wait.
+
+Chosen way: the error number where there is one, else the words that the operating system puts into all of
+these texts. Everything else stays unexpected.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from algebra.errors import StorageError
+
+_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG)
+_WORDS = {
+    os.strerror(number).lower(): number for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+}
+_WHAT_TO_DO = {
+    errno.ENOSPC: "the disk is full; free some space",
+    errno.EDQUOT: "the disk quota is used up; free some space or raise it",
+    errno.EFBIG: "a file would exceed the limit of this process; raise it",
+    errno.EROFS: "it cannot be written, its file system is read-only; mount it for writing",
+    errno.EACCES: "it cannot be written, permission is denied; give the mediator the right to write",
+    errno.EPERM: "it cannot be written, permission is denied; give the mediator the right to write",
+    errno.EIO: "the disk reports errors; look at the system's log",
+}
+
+
+def storage_error(error: BaseException | None, where: str) -> StorageError | None:
+    """The failure as one line, if its cause is that `where` cannot be written; None for any other."""
+    while error is not None:
+        if isinstance(error, StorageError):
+            return error
+        number = _number(error)
+        if number is not None:
+            named = error.filename if isinstance(error, OSError) else None
+            where = str(named) if named else where
+            return StorageError(f"{where}: {_WHAT_TO_DO[number]} (versions are kept back, nothing is lost)")
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None
+
+
+def _number(error: BaseException) -> int | None:
+    if isinstance(error, OSError) and error.errno in _NUMBERS:
+        return error.errno
+    text = str(error).lower()
+    return next((number for words, number in _WORDS.items() if words in text), None)

@@ -1,0 +1,180 @@
+"""A wrapper that lies about the protocol: the stream ends, the problem is named, and no view hears of it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from algebra.arrow_ipc import to_ipc
+from algebra.errors import ProtocolVersionError
+from algebra.position import Position
+from mediator.tests.test_channel import (  # noqa: F401 (the fixture)
+    INT,
+    VIEW,
+    Setup,
+    progress,
+    result,
+    setup,
+    update,
+    wait_for_problem,
+)
+from protos.lockstep.v1 import types_pb2
+from protos.lockstep.v1 import wrapper_pb2 as pb
+
+
+def delta(
+    name: str = VIEW.name,
+    touched: tuple[int, ...] = (0,),
+    numbers: tuple[int | None, ...] = (0,),
+    counts: tuple[int | None, ...] = (1,),
+    **columns: pa.Array,
+) -> pb.LocalViewDelta:
+    given = {
+        "x": pa.array([1] * len(numbers), INT),
+        "_tx": pa.array(numbers, pa.int32()),
+        "_count": pa.array(counts, INT),
+        **columns,
+    }
+    rows = pa.table({column: values for column, values in given.items() if values is not None})
+    return pb.LocalViewDelta(local_view=name, arrow=to_ipc(rows), touched=touched)
+
+
+def message(*deltas: pb.LocalViewDelta, ordinals: tuple[int, ...] = (3,)) -> pb.ExchangeResponse:
+    made = update(*ordinals)
+    del made.update.deltas[:]
+    made.update.deltas.extend(deltas)
+    return made
+
+
+def truncated() -> pb.ExchangeResponse:
+    made = update(3)
+    made.update.deltas[0].arrow = made.update.deltas[0].arrow[:-40]
+    return made
+
+
+ATTACHED = pb.ExchangeResponse(attached=pb.Attached(source="s"))
+LIES = {
+    "changes of a view it was not given": (
+        message(delta(name="other.s")),
+        "source 's' sent changes of local view 'other.s', which it was not given",
+    ),
+    "two changes of one view": (
+        message(delta(), delta()),
+        "source 's' sent changes of local view 'v.s' twice",
+    ),
+    "rows without a column": (
+        message(delta(x=None)),
+        "an update of local view 'v.s' does not have its columns",
+    ),
+    "rows with a column more": (
+        message(delta(z=pa.array([1], INT))),
+        "an update of local view 'v.s' does not have its columns",
+    ),
+    "rows of another type": (
+        message(delta(x=pa.array(["1"]))),
+        "an update of local view 'v.s' does not have its columns",
+    ),
+    "counts of another type": (
+        message(delta(_count=pa.array([1.5]))),
+        "an update of local view 'v.s' does not have its columns",
+    ),
+    "rows without a count": (
+        message(delta(counts=(None,))),
+        "an update of local view 'v.s' has rows without a transaction or a count",
+    ),
+    "rows of a transaction that does not touch the view": (
+        message(delta(numbers=(1,)), ordinals=(3, 4)),
+        "an update of local view 'v.s' has rows of transactions that do not touch it",
+    ),
+    "rows out of order": (
+        message(delta(touched=(0, 1), numbers=(1, 0), counts=(1, 1)), ordinals=(3, 4)),
+        "an update of local view 'v.s' has its transactions out of order",
+    ),
+    "transactions that are not there": (
+        message(delta(touched=(0, 5))),
+        "changes of local view 'v.s' name transactions that the update does not have",
+    ),
+    "transactions before the first": (
+        message(delta(touched=(-1,))),
+        "changes of local view 'v.s' name transactions that the update does not have",
+    ),
+    "an answer that nobody asked for": (
+        result(99, 0, pa.table({"x": pa.array([7], INT)})),
+        "source 's' answered query 99, which was not asked",
+    ),
+    "an attachment within the stream": (ATTACHED, "source 's' attached twice on one stream"),
+    "nothing": (pb.ExchangeResponse(), "source 's' sent a message of no known kind"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_ends_the_stream_and_changes_no_view(setup: Setup, lie: str) -> None:  # noqa: F811
+    told, problem = LIES[lie]
+    setup.wrapper.script.put(told)
+    setup.channel.define([VIEW], Position(2))
+    assert wait_for_problem(setup) == problem
+    assert setup.updates == []
+    assert setup.channel.delivered(VIEW.name) == Position(2), "it is asked for again from where it was right"
+
+
+def test_damaged_rows_end_the_stream(setup: Setup) -> None:  # noqa: F811
+    setup.wrapper.script.put(truncated())
+    setup.channel.define([VIEW], Position(2))
+    assert wait_for_problem(setup).startswith("not an Arrow IPC stream: ")
+    assert setup.updates == []
+
+
+def test_an_answer_is_about_one_state_of_the_source(setup: Setup) -> None:  # noqa: F811
+    """Each chunk is at the position that was reported last, and yet no state has all these rows."""
+    setup.channel.define([VIEW], Position(2))
+    first = result(1, 5, pa.table({"x": pa.array([7], INT)}))
+    first.result.last = False
+    for told in (progress(5), first, progress(6), result(1, 6, pa.table({"x": pa.array([8], INT)}))):
+        setup.wrapper.script.put(told)
+    future = setup.channel.ask(VIEW, None)
+    assert wait_for_problem(setup) == "source 's' answered one query at 5 and at 6"
+    assert not future.done()
+
+
+def test_a_late_answer_to_an_abandoned_query_is_no_lie(setup: Setup) -> None:  # noqa: F811
+    setup.channel.define([VIEW], Position(2))
+    first = setup.channel.ask(VIEW, None)
+    setup.channel.abandon([first])
+    rows = pa.table({"x": pa.array([7], INT)})
+    for told in (progress(5), result(1, 5, rows), result(2, 5, rows)):
+        setup.wrapper.script.put(told)
+    assert setup.channel.ask(VIEW, None).result(timeout=30).rows["x"].to_pylist() == [7]
+    assert not setup.channel.problem
+
+
+def test_a_wrapper_of_another_version_is_refused_with_both_named(
+    setup: Setup,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    described = pb.DescribeSourceResponse(source="s", protocol_version=7)
+    monkeypatch.setattr(setup.channel, "_stub", _Describes(described))
+    with pytest.raises(ProtocolVersionError) as refused:
+        setup.channel.describe()
+    assert str(refused.value) == (
+        "the wrapper of source 's' speaks protocol version 7, this mediator 1: upgrade the older one"
+    )
+
+
+class _Describes:
+    """A stub that answers one way."""
+
+    def __init__(self, answer: pb.DescribeSourceResponse) -> None:
+        self._answer = answer
+
+    def DescribeSource(self, request: object, **_: object) -> pb.DescribeSourceResponse:
+        return self._answer
+
+
+def test_a_catalog_that_cannot_be_is_refused(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    schema = to_ipc(pa.schema([("x", INT)]).empty_table())
+    relation = types_pb2.Relation(name="r", arrow_schema=schema, key=["y"])
+    monkeypatch.setattr(
+        setup.channel, "_stub", _Describes(pb.DescribeSourceResponse(source="s", relations=[relation]))
+    )
+    with pytest.raises(Exception, match="shows relation 'r' in a way that cannot be"):
+        setup.channel.describe()

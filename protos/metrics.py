@@ -1,0 +1,154 @@
+"""Metrics for Prometheus: an HTTP endpoint with a registry of its own.
+
+What is measured is counted where it happens, as plain numbers; a collector turns them into metrics when
+somebody asks. So an endpoint that nobody scrapes costs nothing.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import psutil
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from algebra.errors import ConfigurationError
+from protos.security.loopback import is_loopback
+from protos.security.settings import ServerSecurity
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SIZES = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0)
+
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily)
+
+_RUSAGE_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+@dataclass
+class Distribution:
+    """How often values fell below each bound. One thread adds; any may read."""
+
+    bounds: Sequence[float]
+    total: float = 0.0
+    counts: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """The counts as Prometheus has them: each with all smaller values, by its upper bound."""
+        found, sum_so_far = [], 0
+        for bound, count in zip([*map(str, self.bounds), "+Inf"], list(self.counts), strict=True):
+            sum_so_far += count
+            found.append((bound, float(sum_so_far)))
+        return found
+
+
+class Families:
+    """Metric families in the making; each is declared where it is filled."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Metric] = {}
+
+    def counter(self, name: str, text: str, value: float, **labels: str) -> None:
+        self._family(CounterMetricFamily, name, text, labels).add_metric(list(labels.values()), value)
+
+    def gauge(self, name: str, text: str, value: float, **labels: str) -> None:
+        self._family(GaugeMetricFamily, name, text, labels).add_metric(list(labels.values()), value)
+
+    def histogram(self, name: str, text: str, value: Distribution, **labels: str) -> None:
+        family = self._family(HistogramMetricFamily, name, text, labels)
+        family.add_metric(list(labels.values()), value.buckets(), value.total)
+
+    def _family(self, kind: type[Family], name: str, text: str, labels: dict[str, str]) -> Family:
+        if name not in self._made:
+            self._made[name] = kind(f"lockstep_{name}", text, labels=list(labels))
+        found = self._made[name]
+        assert isinstance(found, kind)
+        return found
+
+    def process(self) -> None:
+        """What every process tells of itself."""
+        rss = psutil.Process().memory_info().rss
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RUSAGE_UNIT
+        self.gauge("memory_bytes", "Resident memory of the process.", rss)
+        self.gauge("memory_peak_bytes", "The most resident memory it had.", peak)
+
+    def all(self) -> list[Metric]:
+        """Every family that was filled."""
+        return list(self._made.values())
+
+
+class _Collector(Collector):
+    def __init__(self, fill: Callable[[Families], None]) -> None:
+        self._fill = fill
+
+    def collect(self) -> Iterable[Metric]:
+        families = Families()
+        self._fill(families)
+        families.process()
+        return families.all()
+
+
+class MetricsEndpoint:
+    """Serves `/metrics` on an address; with the certificate of the server beside it, if that has one.
+
+    Metrics name views and sources. On an address that other machines reach they are shown to holders of a
+    client certificate only, unless `insecure` allows more.
+    """
+
+    def __init__(self, listen: str, security: ServerSecurity, fill: Callable[[Families], None]) -> None:
+        tls = security.tls
+        if not is_loopback(listen) and not security.insecure and (tls is None or tls.client_ca is None):
+            raise ConfigurationError(
+                f"other machines reach {listen}: metrics need `tls.client_ca` there, or `insecure: true`"
+            )
+        self._listen = listen
+        self._tls = tls
+        self._registry = CollectorRegistry()
+        self._registry.register(_Collector(fill))
+        self._stop: Callable[[], None] = lambda: None
+
+    def start(self) -> str:
+        """Begin to serve; the URL."""
+        host, _, port = self._listen.rpartition(":")
+        tls = self._tls
+        try:
+            server, thread = start_http_server(
+                int(port),
+                host.strip("[]"),
+                self._registry,
+                certfile=str(tls.certificate) if tls else None,
+                keyfile=str(tls.key) if tls else None,
+                client_cafile=str(tls.client_ca) if tls and tls.client_ca else None,
+                client_auth_required=tls is not None and tls.client_ca is not None,
+            )
+        except OSError as error:
+            raise ConfigurationError(f"cannot serve metrics on {self._listen}: {error.strerror}") from None
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join(5)
+
+        self._stop = stop
+        return f"{'https' if tls else 'http'}://{host}:{server.server_port}/metrics"
+
+    def stop(self) -> None:
+        self._stop()
+        self._stop = lambda: None
