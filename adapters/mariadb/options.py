@@ -66,7 +66,7 @@ def parse(config: SourceConfig) -> Options:
         )
     booleans = given.get("booleans", True)
     if not isinstance(booleans, bool):
-        raise ConfigurationError(f"source {config.name!r}: option booleans is {booleans!r}, not true or false")
+        raise ConfigurationError(f"source {config.name!r}: option booleans is {booleans!r}, not a boolean")
     return Options(
         server=server_of(config),
         capture=capture,
@@ -110,7 +110,7 @@ def server_of(config: SourceConfig) -> Server:
 def _number(config: SourceConfig, given: Mapping[str, Any], name: str, default: float) -> float:
     value = given.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, not a number from 0 on")
+        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, no number from 0 on")
     return float(value)
 
 
