@@ -13,11 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from algebra.consistency import Boundaries, Level, source_bounds
 from algebra.delta import Delta
 from algebra.global_transaction import GlobalTransaction
 from algebra.local_view import Keys, LocalView
@@ -26,19 +26,6 @@ from algebra.schema import COUNT, Catalog
 
 TRANSACTION = "_tx"
 """In `Changes`: the index of the transaction a row belongs to."""
-
-
-class Boundaries(Enum):
-    """How well a capture tells one source transaction from the next.
-
-    EXACT: every `Changes` entry is one source transaction. BATCHED: an entry may hold several consecutive
-    transactions, never a part of one (the Strobe paper's source-local transaction). WHERE_KNOWN: exact,
-    except for stretches that the adapter marks as batched.
-    """
-
-    EXACT = "exact"
-    WHERE_KNOWN = "exact where known"
-    BATCHED = "batched"
 
 
 @dataclass(frozen=True)
@@ -58,6 +45,32 @@ class Capabilities:
     before_images: bool = True
     needs_write: bool = True
     global_transactions: bool = False
+
+    @property
+    def level(self) -> Level:
+        """The strongest consistency that a view over this source can have."""
+        return min(
+            bound.level
+            for bound in source_bounds(
+                "", self.boundaries, total_order=self.total_order, before_images=self.before_images
+            )
+        )
+
+
+@dataclass(frozen=True)
+class CaptureProfile:
+    """One capture style of an adapter, as far as it is the same for every source of its kind.
+
+    `capabilities`: at their best; a configured source may have exactly these, or weaker boundaries.
+    `rights`: the least rights the source's owner has to grant. `load`: what it costs the source and its
+    writers. `deletes`: how rows that were deleted or changed are known. All three are short texts for the
+    table in docs/adapters.md, which is generated from them.
+    """
+
+    capabilities: Capabilities
+    rights: str
+    load: str
+    deletes: str = "old rows are logged"
 
 
 @dataclass(frozen=True)
@@ -170,6 +183,9 @@ class Adapter(ABC):
     kind: ClassVar[str]
     """The name used in `adapter:`."""
 
+    captures: ClassVar[Mapping[str, CaptureProfile]] = {}
+    """What can stand in `capture:`, the default first; readable without a source and without connecting."""
+
     def __init__(self, config: SourceConfig) -> None:
         self.config = config
 
@@ -224,7 +240,9 @@ __all__ = [
     "AdapterFactory",
     "Boundaries",
     "Capabilities",
+    "CaptureProfile",
     "Changes",
+    "Level",
     "Snapshot",
     "SourceConfig",
     "SourceTransaction",

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from algebra.consistency import Level, Scenario
+from algebra.consistency import Bound, Boundaries, Level, Scenario, source_bounds
 from algebra.decompose import Decomposition
 from algebra.errors import ConfigurationError
 from algebra.schema import Catalog
@@ -33,17 +33,6 @@ LEVELS = (Level.COMPLETE, Level.STRONG, Level.WEAK, Level.CONVERGENT)
 
 _CHEAPER = "nested-sweep"
 """Keeps a view that need not be complete with fewer messages."""
-
-_EXACT = "exact"
-_WHERE_KNOWN = "exact where known"
-
-
-@dataclass(frozen=True)
-class Bound:
-    """How much consistency something allows, and why."""
-
-    level: Level
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -113,19 +102,13 @@ def _allowed_by(source: str, capabilities: Capabilities | None) -> Iterator[Boun
     if capabilities is None:
         yield Bound(Level.NONE, f"source {source} has not said yet what it can tell of its transactions")
         return
-    if not capabilities.before_images:
-        yield Bound(Level.NONE, f"source {source} does not report the old rows of updates and deletes")
-    if not capabilities.total_order:
-        reason = f"source {source} does not report its transactions in commit order: convergent at most"
-        yield Bound(Level.CONVERGENT, reason)
-    if capabilities.boundaries == _EXACT:
-        yield Bound(Level.COMPLETE, f"source {source} tells every transaction from the next")
-    elif capabilities.boundaries == _WHERE_KNOWN:
-        reason = f"source {source} tells every transaction from the next, but for stretches marked as batched"
-        yield Bound(Level.COMPLETE, reason)
-    else:
-        reason = f"source {source} may report several transactions as one version: strong at most"
-        yield Bound(Level.STRONG, reason)
+    yield from source_bounds(
+        source,
+        # A newer wrapper's word that this mediator does not know promises nothing.
+        next((known for known in Boundaries if known.value == capabilities.boundaries), Boundaries.BATCHED),
+        total_order=capabilities.total_order,
+        before_images=capabilities.before_images,
+    )
 
 
 def admit(

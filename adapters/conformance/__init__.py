@@ -4,44 +4,78 @@ Tests: `TestMine = conformance_tests(MyHarness)`. A live source, without writing
 """
 
 from adapters.conformance.case import Case, CaseFailure, CaseSkipped, run_case
-from adapters.conformance.cases import CASES
+from adapters.conformance.cases import CASES, cases_for
 from adapters.conformance.check import CheckResult, check_source
 from adapters.conformance.harness import Harness, Quirks, Stored, Writer
 from adapters.conformance.operations import (
     Delete,
+    Empty,
+    Fill,
     Insert,
     Mark,
     Operation,
     Overwrite,
+    Raise,
+    RollbackTo,
     Row,
+    RowOperation,
+    Savepoint,
     Transaction,
     Update,
+    effective,
 )
 from adapters.conformance.process import in_process
 from adapters.conformance.pytest_kit import conformance_tests
+from adapters.conformance.samples import SAMPLES, Sample
+from adapters.conformance.schema_change import (
+    AddColumn,
+    DropColumn,
+    RenameTable,
+    RetypeColumn,
+    SchemaChange,
+    alter_table,
+    altered,
+)
 from adapters.conformance.sql_writer import SqlWriter
 
 __all__ = [
     "CASES",
+    "SAMPLES",
+    "AddColumn",
     "Case",
     "CaseFailure",
     "CaseSkipped",
     "CheckResult",
     "Delete",
+    "DropColumn",
+    "Empty",
+    "Fill",
     "Harness",
     "Insert",
     "Mark",
     "Operation",
     "Overwrite",
     "Quirks",
+    "Raise",
+    "RenameTable",
+    "RetypeColumn",
+    "RollbackTo",
     "Row",
+    "RowOperation",
+    "Sample",
+    "Savepoint",
+    "SchemaChange",
     "SqlWriter",
     "Stored",
     "Transaction",
     "Update",
     "Writer",
+    "alter_table",
+    "altered",
+    "cases_for",
     "check_source",
     "conformance_tests",
+    "effective",
     "in_process",
     "run_case",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +16,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from adapters.conformance.operations import Operation, Transaction
+from adapters.conformance.samples import Sample
+from adapters.conformance.schema_change import SchemaChange
 from adapters.spi import Adapter
 from algebra.schema import RelationSchema
 
@@ -41,8 +44,14 @@ class Quirks:
     first has committed. `overlap`: a transaction may be open, and commit,
     while a snapshot is open. `case_sensitive_names`: `item` and `Item` may be two tables, `a` and `A` two
     columns. `workload`: transactions per writer in the cases with concurrent writers. `patience`: seconds
-    until something that must happen counts as not happening. `no_overwrite`: why rows cannot be
-    overwritten by a single statement. `skips`: case name -> why it cannot hold.
+    until something that must happen counts as not happening. `columns`: how many a wide table has.
+    `value_bytes`: the size of a large value. `samples`: types of this source's own, with values at their
+    edges; each gets the cases that the common types have. `skips`: case name -> why it cannot hold.
+
+    What a source has not, each with the reason: `no_overwrite` (a statement that overwrites a row),
+    `no_savepoints`, `no_restart` (it is no server), `no_disconnect` (an adapter keeps no connection that
+    could be cut), `no_rights` (nobody can be refused anything), `no_trimming` (acknowledged history is not
+    the adapter's to delete), `no_drift` (kind of schema change -> reason).
     """
 
     stored: Mapping[pa.DataType, Stored] = field(default_factory=dict)
@@ -53,7 +62,16 @@ class Quirks:
     case_sensitive_names: bool = True
     workload: int = 60
     patience: float = 30.0
+    columns: int = 300
+    value_bytes: int = 1 << 20
+    samples: tuple[Sample, ...] = ()
     no_overwrite: str = ""
+    no_savepoints: str = ""
+    no_restart: str = ""
+    no_disconnect: str = ""
+    no_rights: str = ""
+    no_trimming: str = ""
+    no_drift: Mapping[str, str] = field(default_factory=dict)
     skips: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -91,9 +109,19 @@ class Writer(ABC):
 
 
 class Harness(ABC):
-    """One source for one case, in a directory of its own."""
+    """One source for one case, in a directory of its own.
+
+    Four methods are needed. The hooks after them have no default: a source either has what a hook asks for,
+    or says in its quirks why not.
+    """
 
     quirks: ClassVar[Quirks] = Quirks()
+
+    rights: ClassVar[tuple[str, ...]] = ()
+    """The rights that an adapter needs and that can be withheld one by one; see `without_right`."""
+
+    declared: Mapping[tuple[str, str], str] = {}
+    """(table, column) -> the type as the source writes it, where a case asks for one of `Quirks.samples`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -108,7 +136,10 @@ class Harness(ABC):
 
     @abstractmethod
     def adapter(self, relations: tuple[str, ...] | None = None) -> Adapter:
-        """A new adapter on the source, restricted to `relations` if given; not prepared."""
+        """A new adapter on the source, restricted to `relations` if given; not prepared.
+
+        Where a source has rights, the adapter has the least of them that the documentation asks for.
+        """
 
     @abstractmethod
     def objects(self) -> frozenset[str]:
@@ -116,3 +147,37 @@ class Harness(ABC):
 
     def close(self) -> None:
         """Drop what the harness itself holds; the kit closes writers and adapters."""
+
+    # Hooks
+
+    def restarting(self) -> AbstractContextManager[None]:
+        """Stops the source's server when entered, and starts it again, on the same data, when left.
+
+        Left only when the server answers. Every connection breaks, and open transactions are lost.
+        """
+        raise _missing("restarting", "no_restart")
+
+    def disconnect(self) -> None:
+        """Cut every connection that adapters have to the source, from the source's side."""
+        raise _missing("disconnect", "no_disconnect")
+
+    def alter(self, change: SchemaChange) -> None:
+        """Change the schema as the source's owner would; writers made afterwards know the new one.
+
+        `schema_change.altered` gives the tables after it, `schema_change.alter_table` the usual statement.
+        """
+        raise _missing("alter", f"no_drift[{change.kind!r}]")
+
+    def without_right(self, right: str) -> Adapter:
+        """An adapter for a user that has every right but this one of `rights`."""
+        raise _missing("without_right", "no_rights")
+
+    def history_size(self) -> int:
+        """How much history capture keeps now, in or beside the source, in any unit that grows with it."""
+        raise _missing("history_size", "no_trimming")
+
+
+def _missing(hook: str, quirk: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"implement Harness.{hook}, or say in Quirks.{quirk} why this source has nothing of the kind"
+    )

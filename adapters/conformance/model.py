@@ -16,13 +16,25 @@ import pyarrow as pa
 from adapters.conformance.harness import Quirks
 from adapters.conformance.operations import (
     Delete,
+    Empty,
+    Fill,
     Insert,
     Mark,
-    Operation,
     Overwrite,
+    Raise,
     Row,
+    RowOperation,
     Transaction,
     Update,
+    effective,
+)
+from adapters.conformance.schema_change import (
+    AddColumn,
+    DropColumn,
+    RenameTable,
+    RetypeColumn,
+    SchemaChange,
+    altered,
 )
 from algebra.schema import COUNT, RelationSchema
 
@@ -99,7 +111,10 @@ class Model:
         """Apply one transaction and return what it did; nothing if it does not commit."""
         if not transaction.commits:
             return {}
-        change = sum_changes(self._effect(operation) for operation in transaction.operations)
+        effects: list[Change] = []
+        for operation in effective(transaction.operations):
+            effects.append(self._effect(operation, effects))
+        change = sum_changes(effects)
         for relation, bag in change.items():
             self.contents[relation] = plus(self.contents[relation], bag)
             lost = next((row for row, count in self.contents[relation].items() if count < 0), None)
@@ -117,7 +132,26 @@ class Model:
             values.append(canonical(stored.convert(value) if stored and value is not None else value))
         return tuple(values)
 
-    def _effect(self, operation: Operation) -> Change:
+    def alter(self, change: SchemaChange) -> None:
+        """Change the schema; the rows follow."""
+        rows = self.contents.pop(change.relation)
+        columns = [column.name for column in self.tables[change.relation].columns]
+        name = change.relation
+        match change:
+            case AddColumn():
+                rows = Counter({(*row, None): count for row, count in rows.items()})
+            case DropColumn(_, column):
+                at = columns.index(column)
+                rows = plus(*(Counter({(*row[:at], *row[at + 1 :]): n}) for row, n in rows.items()))
+            case RetypeColumn(_, column, _):
+                at = columns.index(column)
+                rows = Counter({(*row[:at], str(row[at]), *row[at + 1 :]): n for row, n in rows.items()})
+            case RenameTable(_, name):
+                pass
+        self.tables = {table.name: table for table in altered(tuple(self.tables.values()), change)}
+        self.contents[name] = rows
+
+    def _effect(self, operation: RowOperation, before: Sequence[Change]) -> Change:
         if isinstance(operation, Mark):
             return {}
         relation = operation.relation
@@ -126,13 +160,26 @@ class Model:
                 bag = Counter(self.stored(relation, row) for row in rows)
             case Delete(_, row):
                 bag = Counter({self.stored(relation, row): -1})
-            case Update(_, before, after):
-                bag = Counter({self.stored(relation, before): -1})
+            case Update(_, old, after):
+                bag = Counter({self.stored(relation, old): -1})
                 bag[self.stored(relation, after)] += 1
             case Overwrite(_, old, after):
                 bag = Counter({self.stored(relation, old): -1} if old else {})
                 bag[self.stored(relation, after)] += 1
+            case Fill():
+                bag = Counter(self.stored(relation, row) for row in operation.insert.rows)
+            case Raise(_, by):
+                bag = Counter()
+                for (number, value), count in self._present(relation, before).items():
+                    bag[number, value] -= count
+                    bag[number, value + by] += count
+            case Empty():
+                bag = Counter({row: -n for row, n in self._present(relation, before).items()})
         return {relation: bag}
+
+    def _present(self, relation: str, effects: Sequence[Change]) -> Bag:
+        """The rows that are there after a part of a transaction."""
+        return plus(self.contents[relation], *(effect.get(relation, Counter()) for effect in effects))
 
 
 def difference(expected: Bag, found: Bag, limit: int = 3) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,55 @@ class Mark:
     participants: str | None
 
 
-Operation = Insert | Delete | Update | Overwrite | Mark
+@dataclass(frozen=True)
+class Fill:
+    """Add the rows `(i, i)` for `count` numbers from `first` on, with one statement where the source can.
+
+    The table has two integer columns.
+    """
+
+    relation: str
+    first: int
+    count: int
+
+    @property
+    def insert(self) -> Insert:
+        """The same, row by row."""
+        return Insert(self.relation, tuple((i, i) for i in range(self.first, self.first + self.count)))
+
+
+@dataclass(frozen=True)
+class Raise:
+    """Add `by` to the second of two integer columns in every row, with one statement."""
+
+    relation: str
+    by: int
+
+
+@dataclass(frozen=True)
+class Empty:
+    """Remove every row, with one statement."""
+
+    relation: str
+
+
+@dataclass(frozen=True)
+class Savepoint:
+    """A point of the transaction to which a part of it can be rolled back."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class RollbackTo:
+    """Undo what this transaction did since the savepoint, which stays."""
+
+    name: str
+
+
+Operation = Insert | Delete | Update | Overwrite | Mark | Fill | Raise | Empty | Savepoint | RollbackTo
+RowOperation = Insert | Delete | Update | Overwrite | Mark | Fill | Raise | Empty
+"""What is left when savepoints are resolved."""
 
 
 @dataclass(frozen=True)
@@ -63,3 +112,24 @@ class Transaction:
 
     operations: tuple[Operation, ...]
     commits: bool = True
+
+
+def effective(operations: Sequence[Operation]) -> list[RowOperation]:
+    """The operations that count at commit: savepoints resolved, what was rolled back left out.
+
+    For writers that collect a transaction and carry it out at its commit.
+
+    >>> effective([Empty("a"), Savepoint("s"), Empty("b"), RollbackTo("s"), Empty("c")])
+    [Empty(relation='a'), Empty(relation='c')]
+    """
+    kept: list[RowOperation] = []
+    savepoints: dict[str, int] = {}
+    for operation in operations:
+        match operation:
+            case Savepoint(name):
+                savepoints[name] = len(kept)
+            case RollbackTo(name):
+                del kept[savepoints[name] :]
+            case _:
+                kept.append(operation)
+    return kept

@@ -6,20 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from adapters.conformance.case import Case, CaseFailure, CaseSkipped, run_case
-from adapters.conformance.cases import CASES
+from adapters.conformance.cases import cases_for
 from adapters.conformance.harness import Harness
 
 
-def conformance_tests(harness: type[Harness], cases: Sequence[Case] = CASES) -> type:
-    """A pytest class that tries every case on the harness's source.
+def conformance_tests(harness: type[Harness], cases: Sequence[Case] | None = None) -> type:
+    """A pytest class that tries every case on the harness's source, and those of its own samples.
 
     In a test module: `TestSqlite = conformance_tests(SqliteHarness)`.
     """
+    chosen = cases_for(harness) if cases is None else cases
     # Here, because `lockstep adapter check` uses the kit where pytest is not installed.
     import pytest
 
+    marked = [pytest.param(case, id=case.name, marks=pytest.mark.conformance(case.name)) for case in chosen]
+
     class Conformance:
-        @pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+        @pytest.mark.parametrize("case", marked)
         def test(self, case: Case, tmp_path: Path) -> None:
             __tracebackhide__ = True
             try:

@@ -7,7 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from adapters.conformance.harness import Writer
-from adapters.conformance.operations import Delete, Insert, Mark, Operation, Overwrite, Row, Update
+from adapters.conformance.operations import (
+    Delete,
+    Empty,
+    Fill,
+    Insert,
+    Mark,
+    Operation,
+    Overwrite,
+    Raise,
+    RollbackTo,
+    Row,
+    Savepoint,
+    Update,
+)
 from adapters.global_marks import MARKER
 from algebra.schema import RelationSchema
 
@@ -51,14 +64,27 @@ class SqlWriter(Writer):
         """The value as the driver takes it."""
         return value
 
+    def fill(self, relation: str, first: int, count: int) -> str:
+        """The statement that adds the rows `(i, i)` for `count` numbers from `first` on."""
+        digit = " UNION ALL ".join(f"SELECT {d} AS d" for d in range(10))
+        width = len(str(count - 1))
+        tables = " CROSS JOIN ".join(f"({digit}) AS d{i}" for i in range(width))
+        number = " + ".join(f"{10**i} * d{i}.d" for i in range(width))
+        numbers = f"SELECT {first} + {number} AS n FROM {tables} WHERE {number} < {count}"
+        return f"INSERT INTO {self.quote(relation)} SELECT n, n FROM ({numbers}) AS numbers"
+
     def execute(self, operation: Operation) -> None:
-        if isinstance(operation, Mark):
-            slots = ", ".join([self.placeholder] * 2)
-            self.sql(
-                f"INSERT INTO {MARKER} (id, participants) VALUES ({slots})",
-                [operation.id, operation.participants],
-            )
-            return
+        match operation:
+            case Mark(id, participants):
+                slots = ", ".join([self.placeholder] * 2)
+                self.sql(f"INSERT INTO {MARKER} (id, participants) VALUES ({slots})", [id, participants])
+                return
+            case Savepoint(name):
+                self.sql(f"SAVEPOINT {self.quote(name)}")
+                return
+            case RollbackTo(name):
+                self.sql(f"ROLLBACK TO SAVEPOINT {self.quote(name)}")
+                return
         table = self.quote(operation.relation)
         match operation:
             case Insert(_, rows):
@@ -68,6 +94,16 @@ class SqlWriter(Writer):
                     self.sql(
                         f"INSERT INTO {table} VALUES {slots}", [v for row in part for v in self._values(row)]
                     )
+                return
+            case Fill(relation, first, count):
+                self.sql(self.fill(relation, first, count))
+                return
+            case Raise(relation, by):
+                value = self._names(relation)[1]
+                self.sql(f"UPDATE {table} SET {value} = {value} + {by}")
+                return
+            case Empty():
+                self.sql(f"DELETE FROM {table}")
                 return
             case Overwrite(_, _, after):
                 for statement in self.overwrite(operation.relation):

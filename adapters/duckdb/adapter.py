@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import ClassVar
 
@@ -14,11 +14,11 @@ from adapters.duckdb.catalog import CatalogReader, SourceTables
 from adapters.duckdb.diff_capture import DiffCapture
 from adapters.duckdb.fetch import Fetch
 from adapters.duckdb.history import Capture, History, TrimPolicy
-from adapters.duckdb.options import DIFF, parse
+from adapters.duckdb.options import DIFF, TRIGGER, parse
 from adapters.duckdb.session import LockedError, Session, translated
 from adapters.duckdb.trigger_capture import TriggerCapture
 from adapters.duckdb.watch import FileWatch, Signature
-from adapters.spi import Adapter, Capabilities, Changes, Snapshot, SourceConfig
+from adapters.spi import Adapter, Capabilities, CaptureProfile, Changes, Snapshot, SourceConfig
 from algebra.errors import ConfigurationError, SourceUnavailableError
 from algebra.local_view import Keys, LocalView
 from algebra.position import Position
@@ -76,6 +76,10 @@ class DuckDBAdapter(Adapter):
     """
 
     kind: ClassVar[str] = "duckdb"
+    captures: ClassVar[Mapping[str, CaptureProfile]] = {
+        TRIGGER: TriggerCapture.profile,
+        DIFF: DiffCapture.profile,
+    }
 
     def __init__(self, config: SourceConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(config)
@@ -92,7 +96,7 @@ class DuckDBAdapter(Adapter):
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._capture.capabilities
+        return self._capture.profile.capabilities
 
     def catalog(self) -> Catalog:
         with translated(self.config.name), self._attached() as connection:

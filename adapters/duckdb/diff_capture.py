@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 from uuid import uuid4
 
 import duckdb
@@ -39,12 +40,12 @@ from adapters.duckdb.history import (
     check_shapes,
     drift,
 )
-from adapters.duckdb.options import Options
+from adapters.duckdb.options import DIFF, Options
 from adapters.duckdb.session import SOURCE, LockedError, Session, one, transaction
-from adapters.duckdb.sql import path, quote, text
+from adapters.duckdb.sql import NEW_EPOCH, path, quote, text
 from adapters.duckdb.types import duckdb_name
 from adapters.duckdb.watch import Signature
-from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, Changes
+from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, CaptureProfile, Changes
 from algebra.errors import ConfigurationError, PositionTrimmedError
 from algebra.position import Position
 
@@ -100,6 +101,13 @@ NEW = Shadow("", 0, "", "", ())
 class DiffCapture(Capture):
     """Keeps the shadow file and finds what changed by comparison."""
 
+    profile: ClassVar[CaptureProfile] = CaptureProfile(
+        Capabilities(capture=DIFF, boundaries=Boundaries.BATCHED, needs_write=False),
+        rights="read the file; write beside it",
+        load="each cycle reads the captured tables whole, and holds the file while it does",
+        deletes="found by comparing with a shadow",
+    )
+
     def __init__(
         self, session: Session, options: Options, catalog: CatalogReader, policy: TrimPolicy
     ) -> None:
@@ -108,10 +116,6 @@ class DiffCapture(Capture):
         self._catalog = catalog
         self._policy = policy
         self._names: tuple[str, ...] = ()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(capture="diff", boundaries=Boundaries.BATCHED, needs_write=False)
 
     def prepare(self, relations: Sequence[str], *, dry_run: bool) -> list[str]:
         with self._session.attached(timeout=self._options.lock_timeout) as connection:
@@ -320,7 +324,7 @@ def _plan(source: str, shadow: Shadow, tables: SourceTables, names: Sequence[str
     if broken:
         # The history is given up, but ordinals go on: positions never go backwards.
         steps += [
-            f"UPDATE {_META} SET epoch = {text(uuid4().hex)}, mark = '', signature = '', "
+            f"UPDATE {_META} SET epoch = {NEW_EPOCH}, mark = '', signature = '', "
             f"trimmed = greatest(trimmed, coalesce((SELECT max(ordinal) FROM {_CYCLES}), 0))",
             f"DELETE FROM {_CYCLES}",
             *(f"DELETE FROM {kept.diff}" for kept in healthy),
@@ -336,7 +340,7 @@ def _plan(source: str, shadow: Shadow, tables: SourceTables, names: Sequence[str
 def _create_base() -> list[str]:
     return [
         f"CREATE TABLE {_META} AS "
-        f"SELECT {text(uuid4().hex)} AS epoch, 0::BIGINT AS trimmed, '' AS mark, '' AS signature",
+        f"SELECT {NEW_EPOCH} AS epoch, 0::BIGINT AS trimmed, '' AS mark, '' AS signature",
         f"CREATE TABLE {_RELATIONS} (number INTEGER, relation VARCHAR, shape VARCHAR)",
         f"CREATE TABLE {_CYCLES} (ordinal BIGINT, mark VARCHAR)",
     ]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import duckdb
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow as pa
 from adapters.duckdb.catalog import SourceRelation, SourceTables
 from adapters.duckdb.options import Options
 from adapters.duckdb.watch import Signature
-from adapters.spi import COUNT, TRANSACTION, Capabilities, Changes
+from adapters.spi import COUNT, TRANSACTION, CaptureProfile, Changes
 from algebra.errors import PositionTrimmedError, SchemaChangedError
 from algebra.position import ORIGIN, Position
 from algebra.schema import RelationSchema
@@ -77,10 +78,8 @@ class History(ABC):
 class Capture(ABC):
     """A way to learn what changed; the adapter owns the file, the capture what it keeps about it."""
 
-    @property
-    @abstractmethod
-    def capabilities(self) -> Capabilities:
-        """What this capture can do."""
+    profile: ClassVar[CaptureProfile]
+    """What this capture can do, and what it asks of the source."""
 
     @abstractmethod
     def prepare(self, relations: Sequence[str], *, dry_run: bool) -> list[str]:

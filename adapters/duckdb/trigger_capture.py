@@ -35,7 +35,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from uuid import uuid4
+from typing import ClassVar
 
 import duckdb
 import pyarrow as pa
@@ -44,12 +44,12 @@ import pyarrow.compute as pc
 from adapters.duckdb import trigger_layout as layout
 from adapters.duckdb.catalog import OWN_SCHEMA, CatalogReader, SourceRelation, SourceTables
 from adapters.duckdb.history import Bounds, Capture, History, Shape, TrimPolicy, change_schema, changed, drift
-from adapters.duckdb.options import Options
+from adapters.duckdb.options import TRIGGER, Options
 from adapters.duckdb.session import SOURCE, LockedError, Session, one
 from adapters.duckdb.sql import quote, text
 from adapters.duckdb.watch import Signature
 from adapters.global_marks import Mark, parts
-from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, Changes
+from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, CaptureProfile, Changes
 from algebra.errors import ConfigurationError, PositionTrimmedError
 from algebra.position import Position
 
@@ -126,6 +126,12 @@ def read_installed(connection: duckdb.DuckDBPyConnection) -> Installed:
 class TriggerCapture(Capture):
     """Installs, reads and trims the change log in the source's own file."""
 
+    profile: ClassVar[CaptureProfile] = CaptureProfile(
+        Capabilities(capture=TRIGGER, boundaries=Boundaries.EXACT, global_transactions=True),
+        rights="read and write the file",
+        load="triggers copy each changed row into a log table; a snapshot holds the file for a moment",
+    )
+
     def __init__(
         self, session: Session, options: Options, catalog: CatalogReader, policy: TrimPolicy
     ) -> None:
@@ -133,10 +139,6 @@ class TriggerCapture(Capture):
         self._options = options
         self._catalog = catalog
         self._policy = policy
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(capture="trigger", boundaries=Boundaries.EXACT, global_transactions=True)
 
     def prepare(self, relations: Sequence[str], *, dry_run: bool) -> list[str]:
         with self._session.attached(timeout=self._options.lock_timeout) as connection:
@@ -179,7 +181,7 @@ class TriggerCapture(Capture):
         for relation in wanted:
             relation.shown(self._session.source)
         installed = read_installed(connection)
-        steps = [] if installed.epoch else layout.create_base(uuid4().hex)
+        steps = [] if installed.epoch else layout.create_base()
         if not installed.takes_marks:
             steps += _drop_triggers(installed, frozenset(layout.MARK_TRIGGERS))
             steps += layout.create_marker()
@@ -192,7 +194,7 @@ class TriggerCapture(Capture):
                 if prepared.name in tables.relations:
                     wanted.append(tables.relations[prepared.name])
         if broken:
-            steps += layout.new_epoch(uuid4().hex, [p.number for p in kept])
+            steps += layout.new_epoch([p.number for p in kept])
         have = {p.name for p in kept}
         number = max((p.number for p in installed.relations), default=0)
         for name, relation in {r.name: r for r in wanted}.items():

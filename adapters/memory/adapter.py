@@ -7,19 +7,29 @@ reference to an immutable version, and the change log is a part of that version.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 import duckdb
 import pyarrow as pa
 
 from adapters.global_marks import MARKER, Mark, parts
+from adapters.local_join import evaluate
 from adapters.memory.database import Capture, MemoryDatabase, Transaction, Version
-from adapters.memory.evaluation import evaluate
-from adapters.spi import Adapter, Boundaries, Capabilities, Changes, Snapshot, SourceConfig, SourceTransaction
-from algebra.errors import ConfigurationError, PositionTrimmedError
+from adapters.spi import (
+    Adapter,
+    Boundaries,
+    Capabilities,
+    CaptureProfile,
+    Changes,
+    Snapshot,
+    SourceConfig,
+    SourceTransaction,
+)
+from algebra.errors import ConfigurationError, PositionTrimmedError, SchemaChangedError
 from algebra.local_view import Keys, LocalView
 from algebra.position import Position
 from algebra.schema import Catalog
@@ -29,6 +39,15 @@ class MemoryAdapter(Adapter):
     """A `MemoryDatabase` as a source; `url: memory:///name`."""
 
     kind = "memory"
+    captures: ClassVar[Mapping[str, CaptureProfile]] = {
+        "log": CaptureProfile(
+            Capabilities(
+                capture="log", boundaries=Boundaries.EXACT, needs_write=False, global_transactions=True
+            ),
+            rights="none: it is in the process of the wrapper",
+            load="each commit keeps its change until it is acknowledged",
+        )
+    }
 
     def __init__(self, config: SourceConfig) -> None:
         super().__init__(config)
@@ -56,9 +75,7 @@ class MemoryAdapter(Adapter):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            capture="log", boundaries=Boundaries.EXACT, needs_write=False, global_transactions=True
-        )
+        return self.captures["log"].capabilities
 
     def catalog(self) -> Catalog:
         schemas = self.database.version.schemas
@@ -69,17 +86,22 @@ class MemoryAdapter(Adapter):
     def prepare(self, relations: Sequence[str], *, dry_run: bool = False) -> list[str]:
         self._refuse_unknown(relations)
         capture = self.database.version.capture
-        known = capture.relations if capture else ()
-        new = tuple(name for name in dict.fromkeys(relations) if name not in known)
+        drifted = capture.drifted(self.database.version.schemas) if capture else ()
+        known = set(capture.relations if capture else ()) - set(drifted)
+        new = tuple(name for name in dict.fromkeys((*relations, *drifted)) if name not in known)
 
         def install(version: Version) -> Version:
-            # The epoch tells this log from any other the database had or will have.
-            old = version.capture or Capture(secrets.token_hex(4), floor=version.ordinal)
-            return replace(version, capture=replace(old, relations=(*old.relations, *new)))
+            # The epoch tells this log from any other the database had or will have. A log that holds
+            # relations as they no longer are is given up.
+            old = version.capture
+            if old is None or drifted:
+                old = Capture(secrets.token_hex(4), version.ordinal, old.shapes if old else {})
+            named = [name for name in (*old.relations, *new) if name in version.schemas]
+            return replace(version, capture=replace(old, shapes={n: version.schemas[n] for n in named}))
 
         if new and not dry_run:
             self.database.change(install)
-        steps = [f"log the changes of {name}" for name in new]
+        steps = [f"log the changes of {name}" for name in new if name in self.database.version.schemas]
         return [f"take marks of global transactions in {MARKER}", *steps] if new and not capture else steps
 
     def remove(self, *, dry_run: bool = False) -> list[str]:
@@ -152,6 +174,11 @@ class MemorySnapshot(Snapshot):
         capture = self._version.capture
         if capture is None:
             raise ConfigurationError(f"source {self._source!r} is not prepared: its changes are not logged")
+        drifted = capture.drifted(self._version.schemas)
+        if drifted:
+            raise SchemaChangedError(
+                f"relation {self._source}.{drifted[0]} has changed and has to be prepared again"
+            )
         # A position without an epoch (ORIGIN) is in every log that reaches back to it.
         foreign = after.token not in ("", capture.epoch)
         if foreign or not capture.floor <= after.ordinal <= self._version.ordinal:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from typing import ClassVar
 
-from adapters.spi import Adapter, Boundaries, Capabilities, Snapshot, SourceConfig
+from adapters.spi import Adapter, Boundaries, Capabilities, CaptureProfile, Snapshot, SourceConfig
 from adapters.sqlite.capture import install_steps, read_state, remember_journal_mode, remove_steps
 from adapters.sqlite.connection import READ_TIMEOUT_MS, Database, FileIdentity, database_path
 from adapters.sqlite.options import SqliteOptions
@@ -33,6 +35,13 @@ class SqliteAdapter(Adapter):
     """
 
     kind = "sqlite"
+    captures: ClassVar[Mapping[str, CaptureProfile]] = {
+        "trigger": CaptureProfile(
+            Capabilities(capture="trigger", boundaries=Boundaries.WHERE_KNOWN, global_transactions=True),
+            rights="read and write the file and its directory",
+            load="triggers copy each changed row into a log table; reads do not hinder writers in WAL mode",
+        )
+    }
 
     def __init__(self, config: SourceConfig, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(config)
@@ -54,11 +63,8 @@ class SqliteAdapter(Adapter):
             exact = session.journal_mode() == "wal" or (
                 self._options.switch_to_wal and not read_state(session.writer).installed
             )
-        return Capabilities(
-            capture="trigger",
-            boundaries=Boundaries.WHERE_KNOWN if exact else Boundaries.BATCHED,
-            global_transactions=True,
-        )
+        best = self.captures["trigger"].capabilities
+        return best if exact else replace(best, boundaries=Boundaries.BATCHED)
 
     def catalog(self) -> Catalog:
         with self._using() as session:

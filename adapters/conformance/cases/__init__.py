@@ -3,16 +3,21 @@
 from adapters.conformance.case import Case
 from adapters.conformance.cases import (
     agreement,
+    drift,
     fetching,
+    large,
     lifecycle,
     marks,
     names,
+    recovery,
     resuming,
+    rights,
     rows,
     transactions,
     types,
     waiting,
 )
+from adapters.conformance.harness import Harness
 
 CASES: tuple[Case, ...] = (
     *lifecycle.CASES,
@@ -24,7 +29,17 @@ CASES: tuple[Case, ...] = (
     *marks.CASES,
     *resuming.CASES,
     *waiting.CASES,
+    *large.CASES,
+    *drift.CASES,
+    *rights.CASES,
+    *recovery.CASES,
     *agreement.CASES,
 )
 
-__all__ = ["CASES"]
+
+def cases_for(harness: type[Harness]) -> tuple[Case, ...]:
+    """Every case, and the type cases of the harness's own samples."""
+    return (*CASES, *types.cases_of(harness.quirks.samples))
+
+
+__all__ = ["CASES", "cases_for"]

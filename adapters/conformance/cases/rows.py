@@ -113,7 +113,7 @@ def duplicates_are_counted(bench: Bench) -> None:
 @case
 def nulls_are_kept(bench: Bench) -> None:
     """NULL stays NULL in every type, whole rows of it included, through inserts, updates and deletes."""
-    from adapters.conformance.cases.types import SAMPLES
+    from adapters.conformance.samples import SAMPLES
 
     types = bench.supported({sample.name: sample.type for sample in SAMPLES})
     samples = {sample.name: sample for sample in SAMPLES}

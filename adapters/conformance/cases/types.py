@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
-from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -16,91 +13,8 @@ from adapters.conformance.case import Case
 from adapters.conformance.model import canonical
 from adapters.conformance.operations import Delete, Insert, Transaction, Update
 from adapters.conformance.queries import select, table
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A logical type with values at its edges. `no_keys`: values whose equality sources differ on."""
-
-    name: str
-    type: pa.DataType
-    values: tuple[Any, ...]
-    absent: Any
-    no_keys: tuple[Any, ...] = ()
-
-
-MOMENTS = (
-    datetime(2024, 2, 29, 12, 34, 56, 789012),
-    datetime(2024, 2, 29, 12, 34, 56, 789013),
-    datetime(2024, 2, 29, 12, 34, 56, 789000),
-    datetime(2024, 2, 29, 12, 34, 56),
-    datetime(1969, 12, 31, 23, 59, 59, 999999),
-    datetime(1970, 1, 1),
-    datetime(1, 1, 1),
-    datetime(9999, 12, 31, 23, 59, 59, 999999),
-)
-
-SAMPLES = (
-    Sample(
-        "integer",
-        pa.int64(),
-        (0, 1, -1, 2**31, 2**53 + 1, 2**53, 2**63 - 1, 2**63 - 2, -(2**63), -(2**63) + 1),
-        absent=7,
-    ),
-    Sample(
-        "float",
-        pa.float64(),
-        (1.5, -1.5, 0.1, 0.1 + 0.2, 1e308, 5e-324, 3.0, math.inf, -math.inf, math.nan, 0.0, -0.0),
-        absent=7.5,
-        no_keys=(math.nan, 0.0, -0.0),
-    ),
-    Sample(
-        "decimal",
-        pa.decimal128(18, 4),
-        tuple(map(Decimal, ("0.1000", "0.3000", "0.0001", "-0.0001", "1.1000", "99999999999999.9999",
-                            "-99999999999999.9999", "99999999999999.9998", "0.0000"))),
-        absent=Decimal("7.7000"),
-    ),
-    Sample(
-        "wide-decimal",
-        pa.decimal128(38, 10),
-        tuple(map(Decimal, ("1234567890123456789012345678.0123456789",
-                            "1234567890123456789012345678.0123456788",
-                            "-1234567890123456789012345678.0123456789", "0.0000000001"))),
-        absent=Decimal("7.0000000000"),
-    ),
-    Sample(
-        "text",
-        pa.string(),
-        ("plain", "Plain", "PLAIN", "plain ", " plain", "", " ", "NULL", "null", "007", "7", "7.0", "1e3",
-         "it's", 'say "hi"', "semi;colon -- comment", "back\\slash \\n", "new\nline\ttab\r\n", "ünïcödé",
-         "u\u0308ni\u0308", "表 😀 👩‍👩‍👧", "%_?:$1{}", "ß", "SS", "\u00a0", "0x00", "true",
-         "long " * 20_000),
-        absent="absent",
-    ),
-    Sample(
-        "blob",
-        pa.binary(),
-        (b"\x00\x01\x00", b"\x00", b"", b"plain", b"Plain", bytes(range(256)), b"\xff\xfe", b"'\"\\",
-         b"\x00" * 70_000),
-        absent=b"absent",
-    ),
-    Sample("boolean", pa.bool_(), (True, False), absent=None),
-    Sample(
-        "date",
-        pa.date32(),
-        (date(2024, 2, 29), date(1970, 1, 1), date(1969, 12, 31), date(1, 1, 1), date(9999, 12, 31),
-         date(1582, 10, 10), date(1900, 3, 1)),
-        absent=date(2000, 1, 1),
-    ),
-    Sample("timestamp", pa.timestamp("us"), MOMENTS, absent=datetime(2000, 1, 1)),
-    Sample(
-        "timestamp-with-zone",
-        pa.timestamp("us", "UTC"),
-        tuple(moment.replace(tzinfo=UTC) for moment in MOMENTS),
-        absent=datetime(2000, 1, 1, tzinfo=UTC),
-    ),
-)  # fmt: skip
+from adapters.conformance.samples import SAMPLES, Sample
+from algebra.position import Position
 
 
 def _held(sample: Sample, bench: Bench) -> tuple[Any, ...]:
@@ -109,9 +23,19 @@ def _held(sample: Sample, bench: Bench) -> tuple[Any, ...]:
     return tuple(value for value in sample.values if stored is None or stored.holds(value))
 
 
+def _declare(sample: Sample, bench: Bench) -> None:
+    if sample.declared:
+        bench.harness.declared = {("sample", "value"): sample.declared}
+
+
+def _start(sample: Sample, bench: Bench) -> Position:
+    _declare(sample, bench)
+    return bench.start(table("sample", {"id": pa.int64(), "value": sample.type}, key=["id"]))
+
+
 def _round_trip(sample: Sample, bench: Bench) -> None:
     """Each value is inserted, moved to another row, and deleted, beside a NULL."""
-    start = bench.start(table("sample", {"id": pa.int64(), "value": sample.type}, key=["id"]))
+    start = _start(sample, bench)
     values = (*_held(sample, bench), None)
     moved = (*values[1:], values[0])
     bench.write(Transaction((Insert("sample", tuple(enumerate(values))),)))
@@ -131,6 +55,7 @@ def _round_trip(sample: Sample, bench: Bench) -> None:
 
 def _as_bag(sample: Sample, bench: Bench) -> None:
     """The same values in a table without a key, where a row is found by its values alone."""
+    _declare(sample, bench)
     start = bench.start(table("sample", {"value": sample.type}))
     values = _held(sample, bench)
     bench.write(Transaction((Insert("sample", tuple((v,) for v in values) * 2),)))
@@ -140,7 +65,7 @@ def _as_bag(sample: Sample, bench: Bench) -> None:
 
 def _as_key(sample: Sample, bench: Bench) -> None:
     """Keys of this type select exactly the rows with an equal value; NULL is not equal to anything."""
-    bench.start(table("sample", {"id": pa.int64(), "value": sample.type}, key=["id"]))
+    _start(sample, bench)
     held = _held(sample, bench)
     values = (*held, None, *held[:3], None)
     bench.write(Transaction((Insert("sample", tuple(enumerate(values))),)))
@@ -173,4 +98,9 @@ def _cases(sample: Sample) -> list[Case]:
     ]
 
 
-CASES = tuple(case for sample in SAMPLES for case in _cases(sample))
+def cases_of(samples: Iterable[Sample]) -> tuple[Case, ...]:
+    """The type cases for these samples."""
+    return tuple(case for sample in samples for case in _cases(sample))
+
+
+CASES = cases_of(SAMPLES)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from adapters.conformance.cases.types import SAMPLES, Sample
+from adapters.conformance.samples import SAMPLES, Sample
 from adapters.conformance.tests.fault import (
     BrokenSnapshot,
     Fault,
