@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import ClassVar
 
 import pyarrow as pa
 
-from adapters.mariadb.catalog import CatalogReader, SourceTables
+from adapters.mariadb import log_capture, trigger_capture
+from adapters.mariadb.catalog import OWN_PREFIX, CatalogReader, SourceTable, SourceTables
 from adapters.mariadb.connection import Connection
 from adapters.mariadb.fetch import batches, select_of
 from adapters.mariadb.history import Capture, History
 from adapters.mariadb.log_capture import LogCapture
-from adapters.mariadb.options import LOG, Options, parse
+from adapters.mariadb.options import LOG, TRIGGER, Options, parse
 from adapters.mariadb.trigger_capture import TriggerCapture
-from adapters.spi import Adapter, Capabilities, Changes, Snapshot, SourceConfig
+from adapters.rate_limit import RateLimit
+from adapters.spi import Adapter, Capabilities, CaptureProfile, Changes, Snapshot, SourceConfig
 from algebra.errors import ConfigurationError, LockstepError, SourceUnavailableError
 from algebra.local_view import Keys, LocalView
 from algebra.position import Position
@@ -52,7 +55,7 @@ class MariaDBSnapshot(Snapshot):
         query.check(self._tables.catalog(present))
         self.finish()
         # A load takes as long as it takes; a look-up by keys must not.
-        self._connection.limit(self._options.statement_timeout if keys is not None else 0)
+        self._connection.limit(self._options.footprint.statement_timeout if keys is not None else 0)
         self._reading = batches(self._connection, select_of(self._tables, query, keys))
         return pa.RecordBatchReader.from_batches(query.arrow, _cast(self._reading, query.arrow))
 
@@ -69,15 +72,24 @@ def _cast(rows: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Reco
         yield batch.cast(schema)
 
 
+def _named(tables: SourceTables, names: Sequence[str]) -> dict[str, SourceTable]:
+    return {table.name: table for table in tables.select(names)}
+
+
 class MariaDBAdapter(Adapter):
     """A MariaDB database as a source. See `options` for what can be configured."""
 
     kind: ClassVar[str] = "mariadb"
+    captures: ClassVar[Mapping[str, CaptureProfile]] = {
+        LOG: log_capture.PROFILE,
+        TRIGGER: trigger_capture.PROFILE,
+    }
 
     def __init__(self, config: SourceConfig, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(config)
         self._options = parse(config)
         self._clock = clock
+        self._limit = RateLimit(self._options.footprint.rate_limit, clock=clock)
         server = self._options.server
         self._reader = CatalogReader(
             config.name, server.database, self._options.exclude, booleans=self._options.booleans
@@ -91,7 +103,7 @@ class MariaDBAdapter(Adapter):
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._capture.capabilities
+        return self.captures[self._options.capture].capabilities
 
     def catalog(self) -> Catalog:
         with self._using() as connection:
@@ -106,25 +118,42 @@ class MariaDBAdapter(Adapter):
                     f"it is configured for: {', '.join(configured)}"
                 )
         with self._using() as connection:
-            steps = self._capture.plan(connection, self._reader.read(connection), relations)
-            self._take(connection, steps, dry_run)
+            tables = self._reader.read(connection)
+            steps = self._capture.plan(connection, tables, relations)
+            if steps and not dry_run:
+                self._install(connection, replace(tables, tables=_named(tables, relations)), steps)
             return steps
+
+    def _install(self, connection: Connection, tables: SourceTables, steps: Sequence[str]) -> None:
+        """Take all steps or, of a first installation that is refused on the way, none."""
+        first = not self._capture.is_installed(connection)
+        self._capture.check_rights(connection, tables)
+        if first:
+            # Whoever may not drop could not take back what a refusal in the middle leaves behind.
+            connection.execute(f"DROP TABLE IF EXISTS {OWN_PREFIX}_probe")
+        try:
+            self._take(connection, steps)
+        except ConfigurationError:
+            if first:
+                with suppress(LockstepError):
+                    self._take(connection, self._capture.removal(connection))
+            raise
 
     def remove(self, *, dry_run: bool = False) -> list[str]:
         with self._using() as connection:
             steps = self._capture.removal(connection)
-            self._take(connection, steps, dry_run)
+            if not dry_run:
+                self._take(connection, steps)
             return steps
 
-    def _take(self, connection: Connection, steps: Sequence[str], dry_run: bool) -> None:
-        if dry_run or not steps:
-            return
+    def _take(self, connection: Connection, steps: Sequence[str]) -> None:
         self._capture.close()
         for step in steps:
             connection.execute(step)
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
+        self._limit.pause()
         with self._using() as connection:
             history = self._capture.begin(connection)
             self._in_snapshot = True
@@ -175,6 +204,7 @@ class MariaDBAdapter(Adapter):
 
     def close(self) -> None:
         self._woken.set()
+        self._limit.close()
         with self._lock:
             self._closed = True
             if self._in_snapshot:
@@ -192,7 +222,7 @@ class MariaDBAdapter(Adapter):
                 raise ConfigurationError(f"the adapter of source {self.config.name!r} is closed")
             if self._connection is None or not self._connection.is_open:
                 self._capture.close()
-                self._connection = Connection(self.config.name, self._options)
+                self._connection = Connection(self.config.name, self._options, self._limit)
             try:
                 yield self._connection
             except SourceUnavailableError:

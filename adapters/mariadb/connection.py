@@ -20,6 +20,7 @@ from pymysql.protocol import MysqlPacket
 
 from adapters.mariadb.options import Options
 from adapters.mariadb.wire import Rows, row_packets
+from adapters.rate_limit import RateLimit
 from algebra.errors import ConfigurationError, LockstepError, SchemaChangedError, SourceUnavailableError
 
 SQL_MODE = "NO_ENGINE_SUBSTITUTION"
@@ -44,8 +45,9 @@ _READ_ONLY = 1290
 class Connection:
     """One session. Not shared between threads."""
 
-    def __init__(self, source: str, options: Options) -> None:
+    def __init__(self, source: str, options: Options, limit: RateLimit | None = None) -> None:
         self.source = source
+        self._rate = limit or RateLimit(0)
         self._options = options
         self._timeout: float | None = None
         with translated(source):
@@ -57,7 +59,7 @@ class Connection:
                 f"lock_wait_timeout = {LOCK_SECONDS}, innodb_lock_wait_timeout = {LOCK_SECONDS}"
             )
             self.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            self.limit(options.statement_timeout)
+            self.limit(options.footprint.statement_timeout)
         except LockstepError:
             self.close()
             raise
@@ -74,11 +76,13 @@ class Connection:
 
     def execute(self, statement: str, parameters: Sequence[Any] | None = None) -> int:
         """Run one statement; returns how many rows it touched."""
+        self._rate.spend()
         with translated(self.source), self._raw.cursor() as cursor:
             return int(cursor.execute(statement, parameters))
 
     def rows(self, statement: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
         """All rows of a query as Python values, for small results."""
+        self._rate.spend()
         with translated(self.source), self._raw.cursor() as cursor:
             cursor.execute(statement, parameters)
             return list(cursor.fetchall())
@@ -96,9 +100,10 @@ class Connection:
 
         Parameters take the places of SLOT in the statement.
         """
+        self._rate.spend()
         first, *others = statement.split(SLOT)
         with translated(self.source):
-            values = [self._raw.literal(value) for value in parameters]
+            values = [self._raw.escape(value) for value in parameters]
             query = first + "".join(v + text for v, text in zip(values, others, strict=True))
             self._raw._execute_command(COMMAND.COM_QUERY, query)
             result = MySQLResult(self._raw)

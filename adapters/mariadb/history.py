@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from adapters.global_marks import MARKER
 from adapters.mariadb.catalog import OWN_PREFIX, SourceTable, SourceTables
 from adapters.mariadb.connection import Connection
 from adapters.mariadb.sql import quote, text
-from adapters.spi import COUNT, TRANSACTION, Capabilities, Changes
+from adapters.spi import COUNT, TRANSACTION, Changes
 from algebra.errors import ConfigurationError, PositionTrimmedError, SchemaChangedError
 from algebra.position import Position
 from algebra.schema import RelationSchema
@@ -84,8 +84,8 @@ class Installed:
             raise ConfigurationError(f"source {source!r} is not prepared: no capture is installed in it")
         if self.facts.get("capture") != capture:
             raise ConfigurationError(
-                f"source {source!r} is prepared for capture {self.facts.get('capture')!r}, and configured for "
-                f"{capture!r}; remove capture, then prepare again"
+                f"source {source!r} is prepared for capture {self.facts.get('capture')!r}, and configured "
+                f"for {capture!r}; remove capture, then prepare again"
             )
 
 
@@ -118,6 +118,11 @@ def set_fact(name: str, value: str) -> str:
     return f"REPLACE INTO {META} VALUES ({text(name)}, {text(value)})"
 
 
+def set_epoch() -> str:
+    """The statement that makes an epoch, by which capture counts as installed."""
+    return f"REPLACE INTO {META} VALUES ('epoch', MD5(CONCAT(UUID(), RAND())))"
+
+
 def relation_row(number: int, table: SourceTable, since: int, *, reshaped: bool, identity: str) -> str:
     """The statement that puts a relation on the list."""
     shape = text(json.dumps(table.shape, ensure_ascii=False))
@@ -133,6 +138,13 @@ def removal(installed: Installed) -> list[str]:
     last = [MARKER, RELATIONS, META]
     steps += [f"DROP TABLE {quote(name)}" for name in sorted(installed.own - set(last))]
     return [*steps, *(f"DROP TABLE {name}" for name in last if name in installed.own)]
+
+
+def check_select(connection: Connection, tables: Iterable[SourceTable], path: Callable[[str], str]) -> None:
+    """ConfigurationError unless these tables may be read, all columns that are shown."""
+    for table in tables:
+        columns = ", ".join(quote(column.name) for column in table.columns) or "1"
+        connection.rows(f"SELECT {columns} FROM {path(table.name)} LIMIT 0")
 
 
 def check_position(
@@ -216,11 +228,6 @@ class History(ABC):
 class Capture(ABC):
     """A way to learn what changed."""
 
-    @property
-    @abstractmethod
-    def capabilities(self) -> Capabilities:
-        """What this capture can do."""
-
     @abstractmethod
     def plan(self, connection: Connection, tables: SourceTables, names: Sequence[str]) -> list[str]:
         """The statements that put these relations under capture and mend those that drifted, in order."""
@@ -241,5 +248,14 @@ class Capture(ABC):
     def acknowledge(self, connection: Connection, position: Position) -> None:
         """Trim what may be trimmed."""
 
+    @abstractmethod
+    def is_installed(self, connection: Connection) -> bool:
+        """Whether some capture is installed as a whole."""
+
+    @abstractmethod
+    def check_rights(self, connection: Connection, tables: SourceTables) -> None:
+        """ConfigurationError if a right is missing that would be missed only later."""
+
+    @abstractmethod
     def close(self) -> None:
         """Let go of further connections."""

@@ -1,7 +1,7 @@
 """Log capture: the row binlog, read up to exactly the place that a snapshot shows.
 
-Problem: to know which place of the binlog a read transaction shows, without stopping writers. Wrong ways: *the
-place before or after opening it*, for commits come in between; *FLUSH TABLES WITH READ LOCK*, for it stops
+Problem: to know which place of the binlog a read transaction shows, without stopping writers. Wrong ways:
+*the place before or after opening it*, for commits come in between; *FLUSH TABLES WITH READ LOCK*, for it stops
 writers, and waits for their long statements. Chosen way: MariaDB opens a transaction WITH CONSISTENT SNAPSHOT
 under the lock by which commits are ordered in the engine and in the binlog alike, and keeps the place of that
 moment in the status variables `binlog_snapshot_file` and `binlog_snapshot_position` of the session.
@@ -20,7 +20,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 from pymysqlreplication.event import ExecuteLoadQueryEvent, QueryEvent, XAPrepareEvent, XidEvent
@@ -40,16 +39,18 @@ from adapters.mariadb.history import (
     change_schema,
     changed,
     check_position,
+    check_select,
     drift,
     read_installed,
     relation_row,
     removal,
+    set_epoch,
     set_fact,
 )
 from adapters.mariadb.images import Images, check_decodable, field_of
 from adapters.mariadb.options import LOG, Options
 from adapters.mariadb.statements import Effect, effect
-from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, Changes
+from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, CaptureProfile, Changes
 from algebra.errors import (
     ConfigurationError,
     DataError,
@@ -80,6 +81,15 @@ _SIGNS: dict[type[Any], tuple[int, ...]] = {
 }
 
 
+PROFILE = CaptureProfile(
+    Capabilities(capture=LOG, boundaries=Boundaries.EXACT, global_transactions=True),
+    rights="SELECT; REPLICATION SLAVE, BINLOG MONITOR; for prepare and remove CREATE, DROP, INSERT, UPDATE, "
+    "DELETE on three tables",
+    load="writers pay nothing; the binlog of the whole server is sent to the wrapper",
+    deletes="old rows are in the binlog",
+)
+
+
 class LogCapture(Capture):
     """Follows the binlog. In the database there is only what it has to remember, and the marker table."""
 
@@ -99,10 +109,6 @@ class LogCapture(Capture):
         self._seen: object = None
         self._cleaned_at = clock()
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(capture=LOG, boundaries=Boundaries.EXACT, global_transactions=True)
-
     def plan(self, connection: Connection, tables: SourceTables, names: Sequence[str]) -> list[str]:
         wanted = tables.select(names)
         for table in wanted:
@@ -119,7 +125,7 @@ class LogCapture(Capture):
             if installed.relations:
                 steps.append("DELETE FROM _lockstep_relations")
                 installed = Installed(installed.own)
-            steps += [set_fact("capture", LOG), set_fact("epoch", uuid4().hex)]
+            steps += [set_fact("capture", LOG), set_epoch()]
         elif MARKER not in installed.own:
             steps.append(CREATE_MARKER)
         drifted = {p.name for p in installed.relations if drift(p, tables.tables.get(p.name))}
@@ -135,11 +141,20 @@ class LogCapture(Capture):
         ]
         if fresh:
             since = _place(connection).ordinal
-            number = installed.next_number()
-            for number, table in enumerate(fresh, number):
+            for number, table in enumerate(fresh, installed.next_number()):
                 table.capturable(self._source)
                 steps.append(relation_row(number, table, since, reshaped=table.name in drifted, identity=""))
         return steps
+
+    def is_installed(self, connection: Connection) -> bool:
+        return bool(read_installed(connection, self._options.server.database).epoch)
+
+    def check_rights(self, connection: Connection, tables: SourceTables) -> None:
+        check_select(connection, tables.tables.values(), tables.path)
+        shown = dict(connection.rows("SHOW STATUS LIKE 'binlog_snapshot_%'"))
+        files, number = Files.like(shown["Binlog_snapshot_file"])
+        self._identities.clear()
+        self.identity(files, number)
 
     def removal(self, connection: Connection) -> list[str]:
         return removal(read_installed(connection, self._options.server.database))
@@ -317,8 +332,8 @@ class _Reading:
         event = found.event
         if found.after_crash and not self._is_durable():
             raise ResyncRequiredError(
-                f"source {self._source!r}: the server crashed, and its settings let it lose transactions that "
-                "its binlog tells of; set innodb_flush_log_at_trx_commit = 1 and sync_binlog = 1"
+                f"source {self._source!r}: the server crashed, and its settings let it lose transactions "
+                "that its binlog tells of; set innodb_flush_log_at_trx_commit = 1 and sync_binlog = 1"
             )
         match event:
             case TableMapEvent():
@@ -414,8 +429,8 @@ class _Reading:
 
     def _two_phases(self) -> ResyncRequiredError:
         return ResyncRequiredError(
-            f"source {self._source!r}: a transaction of two phases (XA) cannot be followed in the binlog; use "
-            "capture: trigger"
+            f"source {self._source!r}: a transaction of two phases (XA) cannot be followed in the binlog; "
+            "use capture: trigger"
         )
 
     def _table(self, name: str) -> pa.Table:

@@ -10,7 +10,7 @@ Wrong ways:
   and nothing without further rights tells them from work that is still open.
 - Transaction ids: `information_schema.INNODB_TRX` is a cache that is a tenth of a second old.
 
-Chosen way: a log row has a column `batch`, NULL until a snapshot sees the row. Opening a snapshot, the adapter
+Chosen way: a log row has a column `batch`, NULL until a snapshot sees the row. Opening one, the adapter
 reads which rows it shows with `batch` NULL; these are exactly the transactions that have committed since the
 last snapshot, each as a whole. In a second, short transaction it writes the next batch number into them, and
 notes the batch. So an order once told is stored, whoever asks again; a row whose transaction is open stays
@@ -34,7 +34,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +54,7 @@ from adapters.mariadb.history import (
     change_schema,
     changed,
     check_position,
+    check_select,
     drift,
     read_installed,
     relation_row,
@@ -63,7 +63,7 @@ from adapters.mariadb.history import (
 )
 from adapters.mariadb.options import TRIGGER, Options
 from adapters.mariadb.types import ColumnType, Kind
-from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, Changes
+from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, CaptureProfile, Changes
 from algebra.errors import ConfigurationError, LockstepError, PositionTrimmedError, SourceUnavailableError
 from algebra.position import Position
 
@@ -74,6 +74,14 @@ _TRIES = 20
 _RANGES = 500
 """Ranges of log rows in one statement."""
 _TRUNCATED = "truncated"
+
+
+PROFILE = CaptureProfile(
+    Capabilities(capture=TRIGGER, boundaries=Boundaries.WHERE_KNOWN, global_transactions=True),
+    rights="SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, TRIGGER on the database; "
+    "PROCESS to notice TRUNCATE",
+    load="triggers copy each changed row into a log table, which the wrapper numbers and trims",
+)
 
 
 @dataclass(frozen=True)
@@ -109,10 +117,6 @@ class TriggerCapture(Capture):
         self._counters: dict[str, int] = {}
         self._trimmed_at = clock()
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(capture=TRIGGER, boundaries=Boundaries.WHERE_KNOWN, global_transactions=True)
-
     # Installing
 
     def plan(self, connection: Connection, tables: SourceTables, names: Sequence[str]) -> list[str]:
@@ -139,16 +143,14 @@ class TriggerCapture(Capture):
             if RELATIONS in installed.own:
                 steps.append(f"DELETE FROM {RELATIONS}")
             installed, triggers = Installed(installed.own), {}
-            steps += layout.create_base(uuid4().hex, secrets.token_hex(8), TRIGGER)
+            steps += layout.create_base(TRIGGER)
         identities = _identities(connection, self._database)
         broken = {p.name: p for p in installed.relations if _problem(p, tables, triggers, identities)}
         for prepared in broken.values():
             ours = layout.trigger_names(prepared.number)
             steps += [layout.drop_trigger(name) for name in ours if name in triggers]
             steps += layout.forget_relation(prepared.number)
-        stray = {log for log in _log_tables(installed)} - {
-            layout.log_table(p.number) for p in installed.relations
-        }
+        stray = set(_log_tables(installed)) - {layout.log_table(p.number) for p in installed.relations}
         steps += [f"DROP TABLE {name}" for name in sorted(stray)]
         strays = set(triggers) - {layout.MARK_TRIGGER}
         strays -= {name for p in installed.relations for name in layout.trigger_names(p.number)}
@@ -164,6 +166,12 @@ class TriggerCapture(Capture):
             identity = identities.get(table.name, "")
             steps.append(relation_row(number, table, since, reshaped=table.name in broken, identity=identity))
         return steps
+
+    def is_installed(self, connection: Connection) -> bool:
+        return bool(read_installed(connection, self._options.server.database).epoch)
+
+    def check_rights(self, connection: Connection, tables: SourceTables) -> None:
+        check_select(connection, tables.tables.values(), tables.path)
 
     def removal(self, connection: Connection) -> list[str]:
         installed = read_installed(connection, self._database)
@@ -182,7 +190,7 @@ class TriggerCapture(Capture):
             except _Overtaken:
                 connection.execute("ROLLBACK")
         raise SourceUnavailableError(
-            f"source {self._source!r}: other wrappers number its changes at the same time; only one should run"
+            f"source {self._source!r}: another wrapper numbers its changes at the same time; run only one"
         )
 
     def _begin(self, connection: Connection) -> TriggerHistory:
@@ -452,7 +460,8 @@ def _identities(connection: Connection, database: str) -> dict[str, str]:
     """The internal number of each table, which TRUNCATE changes; nothing without the right to see them."""
     try:
         rows = connection.rows(
-            "SELECT NAME, TABLE_ID FROM information_schema.INNODB_SYS_TABLES WHERE NAME LIKE %s ORDER BY NAME",
+            "SELECT NAME, TABLE_ID FROM information_schema.INNODB_SYS_TABLES "
+            "WHERE NAME LIKE %s ORDER BY NAME",
             [_file_name(database).replace("\\", "\\\\").replace("_", "\\_") + "/%"],
         )
     except ConfigurationError:

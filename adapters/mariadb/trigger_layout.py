@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from adapters.global_marks import MARKER
 from adapters.mariadb.catalog import OWN_PREFIX, SourceTable
-from adapters.mariadb.history import CREATE_META, CREATE_RELATIONS, META, set_fact
-from adapters.mariadb.sql import quote, text
+from adapters.mariadb.history import CREATE_META, CREATE_RELATIONS, META, set_epoch, set_fact
+from adapters.mariadb.sql import quote
 from adapters.mariadb.types import ColumnType, Kind
 
 BATCHES = f"{OWN_PREFIX}_batches"
@@ -50,7 +50,7 @@ _CREATE_MARK_TRIGGER = (
 )
 
 
-def create_base(epoch: str, mark: str, capture: str) -> list[str]:
+def create_base(capture: str) -> list[str]:
     """What there is once; the epoch comes last, for with it capture counts as installed."""
     return [
         CREATE_META,
@@ -58,11 +58,11 @@ def create_base(epoch: str, mark: str, capture: str) -> list[str]:
         _CREATE_BATCHES,
         *create_marker(),
         f"DELETE FROM {BATCHES}",
-        f"INSERT INTO {BATCHES} VALUES (0, {text(mark)}, 0)",
+        f"INSERT INTO {BATCHES} VALUES (0, LEFT(MD5(CONCAT(UUID(), RAND())), 16), 0)",
         set_fact("capture", capture),
         set_fact("current", "0"),
         set_fact("trimmed", "0"),
-        set_fact("epoch", epoch),
+        set_epoch(),
     ]
 
 

@@ -5,18 +5,21 @@
         connection = server.connect(database)      # PyMySQL, as the server's owner
         url = server.url(database)                 # for `SourceConfig`
 
-Debian's own service is never touched. Where no server is installed, `start` skips the test and names the
-command that installs it.
+`shared_server()` is one for all tests of the process. Debian's own service is never touched. Where no server
+is installed, `start` skips the test and names the command that installs it.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import itertools
 import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +49,8 @@ _SETTINGS = (
     "--innodb-fast-shutdown=2",
     "--max-allowed-packet=256M",
     "--performance-schema=OFF",
+    # Without it, only a superuser may create triggers where there is a binlog.
+    "--log-bin-trust-function-creators=1",
 )
 
 
@@ -66,8 +71,8 @@ class MariaDBServer:
     @contextmanager
     def start(cls, directory: Path, settings: Sequence[str] = ()) -> Iterator[MariaDBServer]:
         """A new server in an empty directory, with further settings; skips where none is installed."""
-        if not find("mariadbd") or not find("mariadb-install-db"):
-            pytest.skip(f"no MariaDB server is installed: {INSTALL}")
+        if reason := missing():
+            pytest.skip(reason)
         server = cls(directory, settings)
         server._install()
         server.up()
@@ -188,6 +193,24 @@ class MariaDBServer:
 
     def _log(self) -> str:
         return (self.directory / "server.log").read_text(errors="replace")
+
+
+def missing() -> str | None:
+    """Why there can be no server here, with the command that installs one; None if there can."""
+    if find("mariadbd") and find("mariadb-install-db"):
+        return None
+    return f"no MariaDB server is installed: {INSTALL}"
+
+
+@functools.cache
+def shared_server() -> MariaDBServer:
+    """The one server of this process, started when first asked for and ended with the process."""
+    stack = contextlib.ExitStack()
+    directory = tempfile.mkdtemp(prefix="lockstep-mariadb-")
+    stack.callback(shutil.rmtree, directory, ignore_errors=True)
+    server = stack.enter_context(MariaDBServer.start(Path(directory)))
+    atexit.register(stack.close)
+    return server
 
 
 def find(program: str) -> str | None:
