@@ -132,7 +132,7 @@ class SourceTable:
         if self.cascade is not None:
             raise ConfigurationError(
                 f"relation {source}.{self.name} has the cascading foreign key {self.cascade!r}: MariaDB "
-                "changes rows by it without telling triggers or the binlog; use RESTRICT, or leave the relation out"
+                "changes rows by it without telling triggers or the binlog; use RESTRICT, or leave it out"
             )
 
 

@@ -1,10 +1,10 @@
 """Log capture: the row binlog, read up to exactly the place that a snapshot shows.
 
 Problem: to know which place of the binlog a read transaction shows, without stopping writers. Wrong ways:
-*the place before or after opening it*, for commits come in between; *FLUSH TABLES WITH READ LOCK*, for it stops
-writers, and waits for their long statements. Chosen way: MariaDB opens a transaction WITH CONSISTENT SNAPSHOT
-under the lock by which commits are ordered in the engine and in the binlog alike, and keeps the place of that
-moment in the status variables `binlog_snapshot_file` and `binlog_snapshot_position` of the session.
+*the place before or after opening it*, for commits come in between; *FLUSH TABLES WITH READ LOCK*, for it
+stops writers, and waits for their long statements. Chosen way: MariaDB opens a transaction WITH CONSISTENT
+SNAPSHOT under the lock by which commits are ordered in the engine and in the binlog alike, and keeps the
+place of that moment in the session's status variables `binlog_snapshot_file` and `binlog_snapshot_position`.
 
 An ordinal is the number of the file and the offset in it. The token is the epoch of the capture, and the
 identity of that file: the id of the server, and the second in which the file was made, from its first event.

@@ -45,7 +45,7 @@ class Options:
     exclude: frozenset[str] = frozenset()
     booleans: bool = True
     connect_timeout: float = 10.0
-    footprint: Footprint = Footprint()
+    footprint: Footprint = field(default_factory=Footprint)
     trim_rows: int = 10_000
     trim_seconds: float = 5.0
 

@@ -198,7 +198,7 @@ class TriggerCapture(Capture):
         tables = self._read_tables(connection)
         installed = read_installed(connection, self._database)
         if not installed.epoch or installed.facts.get("capture") != TRIGGER:
-            self._logs = None
+            self._logs = ()
             return TriggerHistory(connection, self._source, installed, tables, None, {})
         logs = (MARKER, *(layout.log_table(p.number) for p in installed.relations))
         self._logs = logs
@@ -267,6 +267,8 @@ class TriggerCapture(Capture):
 
     def changed(self, connection: Connection) -> bool:
         if self._logs is None:
+            return True  # not known since the connection was made
+        if not self._logs:
             return False
         logs = " OR ".join(f"EXISTS (SELECT 1 FROM {log} WHERE batch IS NULL)" for log in self._logs)
         try:

@@ -62,6 +62,7 @@ def create_base(capture: str) -> list[str]:
         set_fact("capture", capture),
         set_fact("current", "0"),
         set_fact("trimmed", "0"),
+        advance(0),
         set_epoch(),
     ]
 

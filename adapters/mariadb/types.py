@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 _WIDEST_DECIMAL = 38
 _UTC = pa.timestamp("us", "UTC")
+_DAY = "1970-01-01"
 
 
 class Kind(Enum):
@@ -83,6 +84,11 @@ class ColumnType:
                 return written.cast(pa.float64()).cast(self.arrow)
             case Kind.TIMESTAMP:
                 return written.cast(pa.timestamp("us")).cast(_UTC)
+            case Kind.TIME:
+                # Arrow parses times only with a day; what is no time of day is no time of this day.
+                return (
+                    pc.binary_join_element_wise(_DAY, written, " ").cast(pa.timestamp("us")).cast(self.arrow)
+                )
         return written if self.arrow == pa.string() else written.cast(self.arrow)
 
     @property
