@@ -13,6 +13,7 @@ from enum import Enum
 
 _COMMENT = re.compile(r"/\*(?!M?!).*?\*/|--[ \t][^\n]*|#[^\n]*", re.S)
 _WORD = re.compile(r"`(?:[^`]|``)+`|[\w$]+", re.U)
+_NAME = re.compile(rf"(?:{_WORD.pattern})(?:\s*\.\s*(?:{_WORD.pattern}))*", re.U)
 _HARMLESS_ALTER = re.compile(
     r"^ALTER\s+(ONLINE\s+)?(IGNORE\s+)?TABLE\s+\S+\s+"
     r"((ADD|DROP)\s+(UNIQUE\s+|FULLTEXT\s+|SPATIAL\s+)?(INDEX|KEY)\b|COMMENT\b|AUTO_INCREMENT\b)[^,]*"
@@ -23,6 +24,19 @@ _ENDS = ("COMMIT", "ROLLBACK")
 _INSIDE = ("BEGIN", "START", "SAVEPOINT", "RELEASE", "SET")
 _ROWS = ("INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "CALL", "WITH", "EXECUTE", "DO")
 _SHAPES = ("ALTER", "DROP", "RENAME", "CREATE")
+
+
+def _named(plain: str, schema: str, database: str, relations: Collection[str]) -> str | None:
+    """The first of the relations that a statement names; without its schema, it is of the one in use."""
+    by_name = {name.lower(): name for name in relations}
+    for chain in _NAME.findall(plain):
+        words = [word.strip("`").replace("``", "`").lower() for word in _WORD.findall(chain)]
+        if len(words) > 1 and words[0] == database.lower() and words[1] in by_name:
+            return by_name[words[1]]
+        # Followed by a dot, a name may also be that of a relation before its column.
+        if schema == database and words[0] in by_name:
+            return by_name[words[0]]
+    return None
 
 
 class Effect(Enum):
@@ -52,10 +66,7 @@ def effect(text: str, schema: str, database: str, relations: Collection[str]) ->
         return Effect.NOTHING, ""
     if verb == "DROP" and words[1:2] and words[1].upper() in ("DATABASE", "SCHEMA") and database in words:
         return Effect.SHAPE, next(iter(relations), "")
-    if schema != database and database not in words:
-        return Effect.NOTHING, ""
-    lowered = {word.lower() for word in words}
-    named = next((name for name in relations if name.lower() in lowered), None)
+    named = _named(plain, schema, database, relations)
     if named is None:
         return Effect.NOTHING, ""
     if verb in _ROWS:

@@ -269,13 +269,6 @@ class MariaDBHarness(Harness):
         )
         return frozenset(name for (name,) in rows)
 
-    def close(self) -> None:
-        self.server.drop_database(self.database)
-        users = self.server.run(
-            f"SELECT User FROM mysql.user WHERE User = '{self.user}' OR User LIKE '{self.user}\\_%'"
-        )
-        self.server.run(*(f"DROP USER `{user}`@'%'" for (user,) in users))
-
     @contextmanager
     def restarting(self) -> Iterator[None]:
         self.server.down()

@@ -1,6 +1,6 @@
 """A private MariaDB server for tests: a free loopback port, a temporary directory, ended by its id.
 
-    with MariaDBServer.start(tmp_path_factory.mktemp("mariadb")) as server:
+    with MariaDBServer.start() as server:
         database = server.create_database()
         connection = server.connect(database)      # PyMySQL, as the server's owner
         url = server.url(database)                 # for `SourceConfig`
@@ -69,18 +69,23 @@ class MariaDBServer:
 
     @classmethod
     @contextmanager
-    def start(cls, directory: Path, settings: Sequence[str] = ()) -> Iterator[MariaDBServer]:
-        """A new server in an empty directory, with further settings; skips where none is installed."""
+    def start(cls, directory: Path | None = None, settings: Sequence[str] = ()) -> Iterator[MariaDBServer]:
+        """A new server with further settings; skips where none is installed.
+
+        Its directory, if given, must stay open to the server's user: pytest closes those of `tmp_path`.
+        """
         if reason := missing():
             pytest.skip(reason)
-        server = cls(directory, settings)
-        server._install()
-        server.up()
-        try:
+        with contextlib.ExitStack() as stack:
+            if directory is None:
+                directory = Path(tempfile.mkdtemp(prefix="lockstep-mariadb-"))
+                stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            server = cls(directory, settings)
+            server._install()
+            stack.callback(server.down)
+            server.up()
             server._create_owner()
             yield server
-        finally:
-            server.down()
 
     def up(self) -> None:
         """Start the process and wait until it answers."""
@@ -131,7 +136,7 @@ class MariaDBServer:
             password=self.password if user is None else password or "",
             database=database,
             charset="utf8mb4",
-            **{"autocommit": True, **more},
+            **{"autocommit": True, "ssl_disabled": True, **more},
         )
 
     def create_database(self, prefix: str = "case") -> str:
@@ -171,14 +176,14 @@ class MariaDBServer:
             raise RuntimeError(f"mariadb-install-db failed: {done.stdout.decode()}{done.stderr.decode()}")
 
     def _create_owner(self) -> None:
-        root = pymysql.connect(unix_socket=str(self._socket), user="root", autocommit=True)
+        root = pymysql.connect(unix_socket=str(self._socket), user="root", autocommit=True, ssl_disabled=True)
         with contextlib.closing(root), root.cursor() as cursor:
             cursor.execute(f"CREATE USER {self.user}@'%%' IDENTIFIED BY %s", (self.password,))
             cursor.execute(f"GRANT ALL PRIVILEGES ON *.* TO {self.user}@'%' WITH GRANT OPTION")
 
     def _answers(self) -> bool:
         try:
-            pymysql.connect(unix_socket=str(self._socket), user="root").close()
+            pymysql.connect(unix_socket=str(self._socket), user="root", ssl_disabled=True).close()
         except pymysql.err.OperationalError as error:
             # Refused by name is answered: root may have been given a password by a test.
             return bool(error.args[0] == 1045)
@@ -206,9 +211,7 @@ def missing() -> str | None:
 def shared_server() -> MariaDBServer:
     """The one server of this process, started when first asked for and ended with the process."""
     stack = contextlib.ExitStack()
-    directory = tempfile.mkdtemp(prefix="lockstep-mariadb-")
-    stack.callback(shutil.rmtree, directory, ignore_errors=True)
-    server = stack.enter_context(MariaDBServer.start(Path(directory)))
+    server = stack.enter_context(MariaDBServer.start())
     atexit.register(stack.close)
     return server
 
