@@ -35,9 +35,9 @@ class MariaDBSnapshot(Snapshot):
     def __init__(
         self, connection: Connection, history: History, tables: SourceTables, options: Options
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._history = history
-        self._tables = tables
+        self.tables = tables
         self._options = options
         self._reading: Iterator[pa.RecordBatch] | None = None
 
@@ -51,12 +51,12 @@ class MariaDBSnapshot(Snapshot):
         return self._history.changes(after)
 
     def fetch(self, query: LocalView, keys: Keys | None = None) -> pa.RecordBatchReader:
-        present = [name for name in query.relations if name in self._tables.tables]
-        query.check(self._tables.catalog(present))
+        present = [name for name in query.relations if name in self.tables.tables]
+        query.check(self.tables.catalog(present))
         self.finish()
         # A load takes as long as it takes; a look-up by keys must not.
-        self._connection.limit(self._options.footprint.statement_timeout if keys is not None else 0)
-        self._reading = batches(self._connection, select_of(self._tables, query, keys))
+        self.connection.limit(self._options.footprint.statement_timeout if keys is not None else 0)
+        self._reading = batches(self.connection, select_of(self.tables, query, keys))
         return pa.RecordBatchReader.from_batches(query.arrow, _cast(self._reading, query.arrow))
 
     def finish(self) -> None:

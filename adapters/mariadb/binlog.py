@@ -108,7 +108,7 @@ class Stream:
         self.identity = ""
         self._closed = self._closed_file = False
         self._left = 2
-        self._open: list[pymysql.Connection[Any]] = []
+        self._open: list[Any] = []
         arguments = connect_arguments(options)
         arguments["charset"] = "utf8mb4"
         self._reader = BinLogStreamReader(
@@ -127,7 +127,7 @@ class Stream:
             pymysql_wrapper=self._connect,
         )
 
-    def _connect(self, **arguments: Any) -> pymysql.Connection[Any]:
+    def _connect(self, **arguments: Any) -> Any:
         if not self._left:
             raise SourceUnavailableError(f"source {self.source!r}: the connection to its binlog was lost")
         self._left -= 1

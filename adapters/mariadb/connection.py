@@ -51,7 +51,8 @@ class Connection:
         self._options = options
         self._timeout: float | None = None
         with translated(source):
-            self._raw = pymysql.connect(**connect_arguments(options))
+            # Typed as anything: its stubs leave out what reading packets by ourselves needs.
+            self._raw: Any = pymysql.connect(**connect_arguments(options))
         try:
             self.version = self._checked_version()
             self.execute(

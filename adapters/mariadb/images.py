@@ -256,7 +256,7 @@ def _fraction(raw: np.ndarray, scale: int) -> np.ndarray | int:
     """Microseconds from the bytes of the fraction, which hold two digits each."""
     if not scale:
         return 0
-    return _big(raw).astype(np.int64) * 10 ** (6 - 2 * raw.shape[1])
+    return np.asarray(_big(raw).astype(np.int64) * 10 ** (6 - 2 * raw.shape[1]))
 
 
 def _days(year: np.ndarray, month: np.ndarray, day: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ class Options:
     (`relation.column`) that are not shown. `booleans`: whether TINYINT(1), which is what BOOLEAN declares, is
     shown as boolean. `connect_timeout`: seconds to wait for a connection. `footprint`: the options that all
     adapters share; the time limit does not hold for loads of whole relations. `trim_rows`, `trim_seconds`:
-    acknowledged rows of capture's own tables are deleted in lots of so many, at most so often.
+    acknowledged batches of capture's own tables are deleted in lots of so many, at most so often.
     """
 
     server: Server

@@ -161,6 +161,7 @@ class TriggerCapture(Capture):
         since = int(installed.facts.get("current", 0))
         for number, table in enumerate(fresh, installed.next_number()):
             table.capturable(self._source)
+            self._counters.pop(table.name, None)
             steps += layout.create_relation(number, table)
             # Last: a relation that is on the list has its log and all its triggers.
             identity = identities.get(table.name, "")
@@ -221,16 +222,13 @@ class TriggerCapture(Capture):
             if facts.get("epoch") != installed.epoch or int(facts["current"]) != batch.number - 1:
                 raise _Overtaken
             for log, ids in rows.items():
-                key = "number" if log == MARKER else "id"
-                touched = 0
-                bounds = _ranges(ids)
-                for start in range(0, len(bounds), _RANGES):
-                    ranges = " OR ".join(
-                        f"{key} BETWEEN {first} AND {last}" for first, last in bounds[start : start + _RANGES]
+                touched = sum(
+                    writer.execute(
+                        f"UPDATE {log} FORCE INDEX (PRIMARY) SET batch = {batch.number} "
+                        f"WHERE batch IS NULL AND ({condition})"
                     )
-                    touched += writer.execute(
-                        f"UPDATE {log} SET batch = {batch.number} WHERE batch IS NULL AND ({ranges})"
-                    )
+                    for condition in _conditions(_key(log), _ranges(ids))
+                )
                 if touched != len(ids):
                     raise _Overtaken
             writer.execute(
@@ -296,14 +294,22 @@ class TriggerCapture(Capture):
         with self._writing() as writer:
             writer.execute(set_fact("trimmed", str(position.ordinal)))
             for log in (MARKER, *(layout.log_table(p.number) for p in installed.relations)):
-                lot = self._options.trim_rows
-                while (
-                    lot
-                    and writer.execute(f"DELETE FROM {log} WHERE batch <= {position.ordinal} LIMIT {lot}")
-                    == lot
-                ):
-                    pass
+                self._trim(writer, log, position.ordinal)
             writer.execute(f"DELETE FROM {layout.BATCHES} WHERE number < {position.ordinal}")
+
+    def _trim(self, writer: Connection, log: str, upto: int) -> None:
+        """Delete a log's rows up to a batch, in lots.
+
+        By the index on `batch`, in which rows that are being written are far away: a delete waits for every
+        locked row that it meets, and any other way through the table meets them.
+        """
+        first = writer.value(f"SELECT MIN(batch) FROM {log} FORCE INDEX (batch) WHERE batch <= {upto}")
+        lot = max(1, self._options.trim_rows)
+        for start in range(first or upto + 1, upto + 1, lot):
+            last = min(start + lot - 1, upto)
+            writer.execute(
+                f"DELETE l FROM {log} AS l FORCE INDEX (batch) WHERE l.batch BETWEEN {start} AND {last}"
+            )
 
     def close(self) -> None:
         if self._writer is not None:
@@ -426,11 +432,22 @@ class TriggerHistory(History):
 
 def _unnumbered(connection: Connection, log: str) -> tuple[np.ndarray, pa.ChunkedArray]:
     """The numbers of log rows that no snapshot has seen yet, ascending, and what names their transactions."""
-    key = "number" if log == MARKER else "id"
-    columns = (ResultColumn("id", key, _INTEGER, log), ResultColumn("tx", "tx", _TEXT, log))
+    columns = (ResultColumn("id", _key(log), _INTEGER, log), ResultColumn("tx", "tx", _TEXT, log))
     select = Select(columns, f"FROM {log} WHERE batch IS NULL")
     rows = pa.Table.from_batches(batches(connection, select), select.schema)
     return np.sort(rows["id"].to_numpy()), rows["tx"]
+
+
+def _key(log: str) -> str:
+    return "number" if log == MARKER else "id"
+
+
+def _conditions(key: str, bounds: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """SQL: the key lies in one of these ranges; as many conditions as statements are needed."""
+    for start in range(0, len(bounds), _RANGES):
+        yield " OR ".join(
+            f"{key} BETWEEN {first} AND {last}" for first, last in bounds[start : start + _RANGES]
+        )
 
 
 def _ranges(ids: np.ndarray) -> list[tuple[int, int]]:

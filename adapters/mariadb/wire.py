@@ -90,7 +90,8 @@ def row_packets(read: Callable[[int], bytes], failed: Callable[[bytes], None]) -
     `read(n)` returns up to n bytes as they come, none if the connection is gone; `failed` gets the payload of
     an error packet and raises.
     """
-    buffer, starts, place = bytearray(), [], 0
+    buffer, place = bytearray(), 0
+    starts: list[int] = []
     while True:
         piece = read(_PIECE)
         if not piece:

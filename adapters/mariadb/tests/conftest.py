@@ -28,16 +28,18 @@ class Source:
         return self.server.run(*statements, database=self.database)
 
     def connect(self, **more: Any) -> pymysql.Connection[Any]:
-        self._open.append(self.server.connect(self.database, **more))
-        return self._open[-1]
+        connection = self.server.connect(self.database, **more)
+        self._open.append(connection)
+        return connection
 
     def adapter(
         self, capture: str = "log", user: str | None = None, password: str | None = None, **options: Any
     ) -> MariaDBAdapter:
         url = self.server.url(self.database, user, password)
         config = SourceConfig("shop", "mariadb", url, None, capture, {"trim_seconds": 0, **options})
-        self._open.append(MariaDBAdapter(config))
-        return self._open[-1]
+        adapter = MariaDBAdapter(config)
+        self._open.append(adapter)
+        return adapter
 
     def prepared(self, capture: str, *relations: str, **options: Any) -> tuple[MariaDBAdapter, Position]:
         """An adapter with these relations under capture, and the position from where they are."""
