@@ -25,7 +25,7 @@ _HEADER = struct.Struct("<I").unpack_from
 _LENGTH = 0xFFFFFF
 _EOF, _ERROR = 0xFE, 0xFF
 _NULL = 251
-_PIECE = 1 << 18
+_PIECE = 1 << 20
 _ENOUGH = 1 << 21
 """Bytes that are collected before they are taken apart."""
 
@@ -90,58 +90,46 @@ def row_packets(read: Callable[[int], bytes], failed: Callable[[bytes], None]) -
     `read(n)` returns up to n bytes as they come, none if the connection is gone; `failed` gets the payload of
     an error packet and raises.
     """
-    rest = b""
+    buffer, place = bytearray(), 0
+    starts: list[int] = []
     while True:
-        pieces, size = [rest], len(rest)
-        ended = False
-        while size < _ENOUGH:
-            piece = read(_PIECE)
-            if not piece:
-                raise ConnectionError("the connection was lost while rows were read")
-            pieces.append(piece)
-            size += len(piece)
-            if len(piece) < _PIECE and _ends(pieces):
-                break
-        buffer = b"".join(pieces)
-        starts: list[int] = []
-        place, end = 0, len(buffer)
+        piece = read(_PIECE)
+        if not piece:
+            raise ConnectionError("the connection was lost while rows were read")
+        buffer += piece
+        end = len(buffer)
         while place + 4 < end:
             length = _HEADER(buffer, place)[0] & _LENGTH
             begin = place + 4
             if length == _LENGTH:
-                if starts:
+                if starts or not (row := _long_row(buffer, place)):
                     break
-                row = _long_row(buffer, place)
-                if row is None:
-                    break
-                payload, place = row
-                yield Rows(payload, [0])
+                yield Rows(row[0], [0])
+                place = row[1]
                 continue
-            after = begin + length
-            if after > end:
+            if begin + length > end:
                 break
             first = buffer[begin]
             if first >= _EOF:
                 if first == _ERROR:
-                    failed(buffer[begin:after])
-                ended = True
-                break
+                    failed(bytes(buffer[begin : begin + length]))
+                if starts:
+                    yield Rows(bytes(buffer), starts)
+                return
             starts.append(begin)
-            place = after
-        if starts:
-            yield Rows(buffer, starts)
-        if ended:
-            return
-        rest = buffer[place:]
+            place = begin + length
+        # A row of several packets waits for the rows before it to be handed over.
+        if starts and (end >= _ENOUGH or (place + 4 < end and buffer[place : place + 3] == b"\xff\xff\xff")):
+            yield Rows(bytes(buffer), starts)
+            starts = []
+            del buffer[:place]
+            place = 0
+        elif place and not starts:
+            del buffer[:place]
+            place = 0
 
 
-def _ends(pieces: list[bytes]) -> bool:
-    """Whether what was read may end with the packet that ends a result; if not, more is to come soon."""
-    tail = pieces[-1][-9:] if len(pieces[-1]) >= 9 else (b"".join(pieces[-2:]))[-9:]
-    return (len(tail) >= 9 and tail[:3] == b"\x05\x00\x00" and tail[4] == _EOF) or _ERROR in tail or True
-
-
-def _long_row(buffer: bytes, place: int) -> tuple[bytes, int] | None:
+def _long_row(buffer: bytearray, place: int) -> tuple[bytes, int] | None:
     """A row that takes several packets, and where the next one begins; None if it is not all there yet."""
     payload = []
     while True:

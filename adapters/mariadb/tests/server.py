@@ -1,22 +1,25 @@
 """A private MariaDB server for tests: a free loopback port, a temporary directory, ended by its id.
 
-    with MariaDBServer.start(tmp_path_factory.mktemp("mariadb")) as server:
+    with MariaDBServer.start() as server:
         database = server.create_database()
         connection = server.connect(database)      # PyMySQL, as the server's owner
         url = server.url(database)                 # for `SourceConfig`
 
-Debian's own service is never touched. Where no server is installed, `start` skips the test and names the
-command that installs it.
+`shared_server()` is one for all tests of the process. Debian's own service is never touched. Where no server
+is installed, `start` skips the test and names the command that installs it.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import itertools
 import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +49,8 @@ _SETTINGS = (
     "--innodb-fast-shutdown=2",
     "--max-allowed-packet=256M",
     "--performance-schema=OFF",
+    # Without it, only a superuser may create triggers where there is a binlog.
+    "--log-bin-trust-function-creators=1",
 )
 
 
@@ -64,18 +69,23 @@ class MariaDBServer:
 
     @classmethod
     @contextmanager
-    def start(cls, directory: Path, settings: Sequence[str] = ()) -> Iterator[MariaDBServer]:
-        """A new server in an empty directory, with further settings; skips where none is installed."""
-        if not find("mariadbd") or not find("mariadb-install-db"):
-            pytest.skip(f"no MariaDB server is installed: {INSTALL}")
-        server = cls(directory, settings)
-        server._install()
-        server.up()
-        try:
+    def start(cls, directory: Path | None = None, settings: Sequence[str] = ()) -> Iterator[MariaDBServer]:
+        """A new server with further settings; skips where none is installed.
+
+        Its directory, if given, must stay open to the server's user: pytest closes those of `tmp_path`.
+        """
+        if reason := missing():
+            pytest.skip(reason)
+        with contextlib.ExitStack() as stack:
+            if directory is None:
+                directory = Path(tempfile.mkdtemp(prefix="lockstep-mariadb-"))
+                stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            server = cls(directory, settings)
+            server._install()
+            stack.callback(server.down)
+            server.up()
             server._create_owner()
             yield server
-        finally:
-            server.down()
 
     def up(self) -> None:
         """Start the process and wait until it answers."""
@@ -126,7 +136,7 @@ class MariaDBServer:
             password=self.password if user is None else password or "",
             database=database,
             charset="utf8mb4",
-            **{"autocommit": True, **more},
+            **{"autocommit": True, "ssl_disabled": True, **more},
         )
 
     def create_database(self, prefix: str = "case") -> str:
@@ -166,14 +176,14 @@ class MariaDBServer:
             raise RuntimeError(f"mariadb-install-db failed: {done.stdout.decode()}{done.stderr.decode()}")
 
     def _create_owner(self) -> None:
-        root = pymysql.connect(unix_socket=str(self._socket), user="root", autocommit=True)
+        root = pymysql.connect(unix_socket=str(self._socket), user="root", autocommit=True, ssl_disabled=True)
         with contextlib.closing(root), root.cursor() as cursor:
             cursor.execute(f"CREATE USER {self.user}@'%%' IDENTIFIED BY %s", (self.password,))
             cursor.execute(f"GRANT ALL PRIVILEGES ON *.* TO {self.user}@'%' WITH GRANT OPTION")
 
     def _answers(self) -> bool:
         try:
-            pymysql.connect(unix_socket=str(self._socket), user="root").close()
+            pymysql.connect(unix_socket=str(self._socket), user="root", ssl_disabled=True).close()
         except pymysql.err.OperationalError as error:
             # Refused by name is answered: root may have been given a password by a test.
             return bool(error.args[0] == 1045)
@@ -188,6 +198,22 @@ class MariaDBServer:
 
     def _log(self) -> str:
         return (self.directory / "server.log").read_text(errors="replace")
+
+
+def missing() -> str | None:
+    """Why there can be no server here, with the command that installs one; None if there can."""
+    if find("mariadbd") and find("mariadb-install-db"):
+        return None
+    return f"no MariaDB server is installed: {INSTALL}"
+
+
+@functools.cache
+def shared_server() -> MariaDBServer:
+    """The one server of this process, started when first asked for and ended with the process."""
+    stack = contextlib.ExitStack()
+    server = stack.enter_context(MariaDBServer.start())
+    atexit.register(stack.close)
+    return server
 
 
 def find(program: str) -> str | None:

@@ -1,0 +1,261 @@
+"""What both captures share: what each has to offer to the adapter, and the tables in which they remember.
+
+    _lockstep_meta       one row per fact: which capture, the epoch, how far history was trimmed
+    _lockstep_relations  the prepared relations, as they were then, and from which position on they count
+    _lockstep_global     the marker table (`adapters/global_marks.py`)
+
+The server commits every change of a schema by itself, so a `prepare` that is interrupted leaves a part of its
+steps behind. Each step is one that can be found done or undone; a second `prepare` does the rest. The fact
+`epoch` is written when the tables are there, and removed first: without it nothing counts as installed.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from adapters.global_marks import MARKER
+from adapters.mariadb.catalog import OWN_PREFIX, SourceTable, SourceTables
+from adapters.mariadb.connection import Connection
+from adapters.mariadb.sql import quote, text
+from adapters.spi import COUNT, TRANSACTION, Changes
+from algebra.errors import ConfigurationError, PositionTrimmedError, SchemaChangedError
+from algebra.position import Position
+from algebra.schema import RelationSchema
+
+META = f"{OWN_PREFIX}_meta"
+RELATIONS = f"{OWN_PREFIX}_relations"
+
+_TEXT = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+CREATE_META = (
+    f"CREATE TABLE IF NOT EXISTS {META} (name VARCHAR(64) {_TEXT} PRIMARY KEY, value LONGTEXT {_TEXT}) "
+    "ENGINE = InnoDB"
+)
+CREATE_RELATIONS = (
+    f"CREATE TABLE IF NOT EXISTS {RELATIONS} (number INT PRIMARY KEY, name VARCHAR(64) {_TEXT} NOT NULL, "
+    f"shape LONGTEXT {_TEXT} NOT NULL, since BIGINT NOT NULL, reshaped BOOLEAN NOT NULL, "
+    f"identity VARCHAR(255) {_TEXT} NOT NULL, UNIQUE (name)) ENGINE = InnoDB"
+)
+
+Shape = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One relation as capture knows it.
+
+    `reshaped`: it was under capture before, in another shape, so that history before `since` does not count.
+    `identity`: what tells the table from another of the same name, where the capture can tell.
+    """
+
+    number: int
+    name: str
+    shape: Shape
+    since: int
+    reshaped: bool
+    identity: str
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What is installed in the database; `epoch` is empty if nothing is."""
+
+    own: frozenset[str] = frozenset()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    relations: tuple[Prepared, ...] = ()
+
+    @property
+    def epoch(self) -> str:
+        return self.facts.get("epoch", "")
+
+    def prepared(self, name: str) -> Prepared | None:
+        return next((relation for relation in self.relations if relation.name == name), None)
+
+    def next_number(self) -> int:
+        return 1 + max((relation.number for relation in self.relations), default=0)
+
+    def require(self, source: str, capture: str) -> None:
+        """ConfigurationError unless this very capture is installed."""
+        if not self.epoch:
+            raise ConfigurationError(f"source {source!r} is not prepared: no capture is installed in it")
+        if self.facts.get("capture") != capture:
+            raise ConfigurationError(
+                f"source {source!r} is prepared for capture {self.facts.get('capture')!r}, and configured "
+                f"for {capture!r}; remove capture, then prepare again"
+            )
+
+
+def read_installed(connection: Connection, database: str) -> Installed:
+    """What capture finds of itself in the database."""
+    own = frozenset(
+        name
+        for (name,) in connection.rows(
+            "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME LIKE %s",
+            [database, OWN_PREFIX.replace("_", "\\_") + "\\_%"],
+        )
+    )
+    facts: dict[str, str] = dict(connection.rows(f"SELECT name, value FROM {META}")) if META in own else {}
+    relations: tuple[Prepared, ...] = ()
+    if RELATIONS in own:
+        relations = tuple(
+            Prepared(number, name, read_shape(shape), since, bool(reshaped), identity)
+            for number, name, shape, since, reshaped, identity in connection.rows(
+                f"SELECT number, name, shape, since, reshaped, identity FROM {RELATIONS} ORDER BY number"
+            )
+        )
+    return Installed(own, facts, relations)
+
+
+def read_shape(written: str) -> Shape:
+    return tuple((name, declared) for name, declared in json.loads(written))
+
+
+def set_fact(name: str, value: str) -> str:
+    return f"REPLACE INTO {META} VALUES ({text(name)}, {text(value)})"
+
+
+def set_epoch() -> str:
+    """The statement that makes an epoch, by which capture counts as installed."""
+    return f"REPLACE INTO {META} VALUES ('epoch', MD5(CONCAT(UUID(), RAND())))"
+
+
+def relation_row(number: int, table: SourceTable, since: int, *, reshaped: bool, identity: str) -> str:
+    """The statement that puts a relation on the list."""
+    shape = text(json.dumps(table.shape, ensure_ascii=False))
+    return (
+        f"REPLACE INTO {RELATIONS} VALUES ({number}, {text(table.name)}, {shape}, {since}, "
+        f"{int(reshaped)}, {text(identity)})"
+    )
+
+
+def removal(installed: Installed) -> list[str]:
+    """The statements that take out what both captures have, in an order that can be taken up again."""
+    steps = [f"DELETE FROM {META} WHERE name = 'epoch'"] if installed.epoch else []
+    last = [MARKER, RELATIONS, META]
+    steps += [f"DROP TABLE {quote(name)}" for name in sorted(installed.own - set(last))]
+    return [*steps, *(f"DROP TABLE {name}" for name in last if name in installed.own)]
+
+
+def check_select(connection: Connection, tables: Iterable[SourceTable], path: Callable[[str], str]) -> None:
+    """ConfigurationError unless these tables may be read, all columns that are shown."""
+    for table in tables:
+        columns = ", ".join(quote(column.name) for column in table.columns) or "1"
+        connection.rows(f"SELECT {columns} FROM {path(table.name)} LIMIT 0")
+
+
+def check_position(
+    source: str, installed: Installed, after: Position, current: int, trimmed: int, mark: str | None
+) -> None:
+    """Raise unless the history after that position is all here.
+
+    A token is `epoch:mark`; `mark` is what belongs to that ordinal now, None if only the epoch counts.
+    """
+    where = f"source {source!r}"
+    epoch, _, found = after.token.partition(":")
+    if not after.token or epoch != installed.epoch or (mark is not None and found != mark):
+        raise PositionTrimmedError(
+            f"{where}: position {after} is not of this history (capture was installed anew, or the database "
+            "was restored)"
+        )
+    if after.ordinal > current:
+        raise PositionTrimmedError(
+            f"{where}: position {after} is beyond the end of its history ({current}); was the database "
+            "restored from a backup?"
+        )
+    if after.ordinal < trimmed:
+        raise PositionTrimmedError(
+            f"{where}: history up to {trimmed} was trimmed, position {after} lies before that"
+        )
+    for relation in installed.relations:
+        if relation.reshaped and after.ordinal < relation.since:
+            raise SchemaChangedError(
+                f"relation {source}.{relation.name} was prepared anew at position {relation.since}; what it "
+                f"was at position {after} cannot be followed"
+            )
+
+
+def changed(source: str, relation: str, problem: str) -> SchemaChangedError:
+    return SchemaChangedError(
+        f"relation {source}.{relation} {problem} since capture was prepared; prepare again"
+    )
+
+
+def drift(prepared: Prepared, table: SourceTable | None) -> str | None:
+    """In words, how a relation differs from what was prepared; None if it does not."""
+    if table is None:
+        return "was dropped or renamed"
+    before, now = dict(prepared.shape), dict(table.shape)
+    for name in before:
+        if name not in now:
+            return f"lost column {name!r}"
+    for name, declared in now.items():
+        if name not in before:
+            return f"got column {name!r}"
+        if before[name] != declared:
+            return f"changed column {name!r} from {before[name]} to {declared}"
+    if prepared.shape != table.shape:
+        return "has its columns in another order"
+    if table.cascade is not None:
+        return f"got the cascading foreign key {table.cascade!r}"
+    return None
+
+
+def change_schema(shown: RelationSchema) -> pa.Schema:
+    """The schema of a relation's table in `Changes`."""
+    fields = [pa.field(column.name, column.type) for column in shown.columns]
+    return pa.schema([*fields, pa.field(TRANSACTION, pa.int32()), pa.field(COUNT, pa.int64())])
+
+
+class History(ABC):
+    """The captured history as one snapshot shows it, and the tables as they are in it."""
+
+    tables: SourceTables
+
+    @property
+    @abstractmethod
+    def position(self) -> Position:
+        """The position of the state that the snapshot shows."""
+
+    @abstractmethod
+    def changes(self, after: Position) -> Changes:
+        """All entries after that position."""
+
+
+class Capture(ABC):
+    """A way to learn what changed."""
+
+    @abstractmethod
+    def plan(self, connection: Connection, tables: SourceTables, names: Sequence[str]) -> list[str]:
+        """The statements that put these relations under capture and mend those that drifted, in order."""
+
+    @abstractmethod
+    def removal(self, connection: Connection) -> list[str]:
+        """The statements that take capture out."""
+
+    @abstractmethod
+    def begin(self, connection: Connection) -> History:
+        """Open the read transaction on this connection, and show its history."""
+
+    @abstractmethod
+    def changed(self, connection: Connection) -> bool:
+        """Whether there may be something that the last snapshot did not show."""
+
+    @abstractmethod
+    def acknowledge(self, connection: Connection, position: Position) -> None:
+        """Trim what may be trimmed."""
+
+    @abstractmethod
+    def is_installed(self, connection: Connection) -> bool:
+        """Whether some capture is installed as a whole."""
+
+    @abstractmethod
+    def check_rights(self, connection: Connection, tables: SourceTables) -> None:
+        """ConfigurationError if a right is missing that would be missed only later."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of further connections."""

@@ -1,0 +1,462 @@
+"""Log capture: the row binlog, read up to exactly the place that a snapshot shows.
+
+Problem: to know which place of the binlog a read transaction shows, without stopping writers. Wrong ways:
+*the place before or after opening it*, for commits come in between; *FLUSH TABLES WITH READ LOCK*, for it
+stops writers, and waits for their long statements. Chosen way: MariaDB opens a transaction WITH CONSISTENT
+SNAPSHOT under the lock by which commits are ordered in the engine and in the binlog alike, and keeps the
+place of that moment in the session's status variables `binlog_snapshot_file` and `binlog_snapshot_position`.
+
+An ordinal is the number of the file and the offset in it. The token is the epoch of the capture, and the
+identity of that file: the id of the server, and the second in which the file was made, from its first event.
+So a server whose binlog was reset, or which was built anew from a backup, is noticed.
+
+What the binlog does not tell: sessions with `sql_log_bin = 0`, cascades of foreign keys (refused), and
+transactions of two phases (XA): their rows come with the first phase, so a commit in the second cannot be
+followed. What it tells only as text, such as TRUNCATE, ends in an error, never in a wrong row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pymysqlreplication.event import ExecuteLoadQueryEvent, QueryEvent, XAPrepareEvent, XidEvent
+from pymysqlreplication.row_event import DeleteRowsEvent, TableMapEvent, UpdateRowsEvent, WriteRowsEvent
+
+from adapters.global_marks import MARKER, Mark, parts
+from adapters.mariadb.binlog import Event, Files, Place, Stream
+from adapters.mariadb.catalog import SourceTable, SourceTables
+from adapters.mariadb.connection import Connection
+from adapters.mariadb.history import (
+    CREATE_META,
+    CREATE_RELATIONS,
+    Capture,
+    History,
+    Installed,
+    Prepared,
+    change_schema,
+    changed,
+    check_position,
+    check_select,
+    drift,
+    read_installed,
+    relation_row,
+    removal,
+    set_epoch,
+    set_fact,
+)
+from adapters.mariadb.images import Images, check_decodable, field_of
+from adapters.mariadb.options import LOG, Options
+from adapters.mariadb.statements import Effect, effect
+from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, CaptureProfile, Changes
+from algebra.errors import (
+    ConfigurationError,
+    DataError,
+    LockstepError,
+    PositionTrimmedError,
+    ResyncRequiredError,
+    SchemaChangedError,
+)
+from algebra.position import Position
+
+CREATE_MARKER = (
+    f"CREATE TABLE IF NOT EXISTS {MARKER} (id TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, "
+    "participants TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, "
+    "number BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY INVISIBLE) ENGINE = InnoDB"
+)
+_SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+_NEWEST = "SELECT @@global.gtid_binlog_pos"
+_SETTINGS = (
+    ("log_bin", ("1",), "log_bin (start the server with --log-bin)"),
+    ("binlog_format", ("ROW",), "binlog_format = ROW"),
+    ("binlog_row_image", ("FULL", "FULL_NODUP"), "binlog_row_image = FULL"),
+    ("log_bin_compress", ("0",), "log_bin_compress = OFF"),
+)
+_SIGNS: dict[type[Any], tuple[int, ...]] = {
+    WriteRowsEvent: (1,),
+    DeleteRowsEvent: (-1,),
+    UpdateRowsEvent: (-1, 1),
+}
+
+
+PROFILE = CaptureProfile(
+    Capabilities(capture=LOG, boundaries=Boundaries.EXACT, global_transactions=True),
+    rights="SELECT; REPLICATION SLAVE, BINLOG MONITOR; for prepare and remove CREATE, DROP, INSERT, UPDATE, "
+    "DELETE on three tables",
+    load="writers pay nothing; the binlog of the whole server is sent to the wrapper",
+    deletes="old rows are in the binlog",
+)
+
+
+class LogCapture(Capture):
+    """Follows the binlog. In the database there is only what it has to remember, and the marker table."""
+
+    def __init__(
+        self,
+        source: str,
+        options: Options,
+        read_tables: Callable[[Connection], SourceTables],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source = source
+        self._options = options
+        self._read_tables = read_tables
+        self._clock = clock
+        self._stream: Stream | None = None
+        self._identities: dict[str, str] = {}
+        self._seen: object = None
+        self._cleaned_at = clock()
+
+    def plan(self, connection: Connection, tables: SourceTables, names: Sequence[str]) -> list[str]:
+        wanted = tables.select(names)
+        for table in wanted:
+            table.capturable(self._source)
+            for column in table.columns:
+                check_decodable(self._source, table.name, column)
+        check_settings(connection, self._source, self._options.server.database)
+        installed = read_installed(connection, self._options.server.database)
+        if installed.epoch:
+            installed.require(self._source, LOG)
+        steps = []
+        if not installed.epoch:
+            steps += [CREATE_META, CREATE_RELATIONS, CREATE_MARKER]
+            if installed.relations:
+                steps.append("DELETE FROM _lockstep_relations")
+                installed = Installed(installed.own)
+            steps += [set_fact("capture", LOG), set_epoch()]
+        elif MARKER not in installed.own:
+            steps.append(CREATE_MARKER)
+        drifted = {p.name for p in installed.relations if drift(p, tables.tables.get(p.name))}
+        steps += [
+            f"DELETE FROM _lockstep_relations WHERE number = {p.number}"
+            for p in installed.relations
+            if p.name in drifted and p.name not in tables.tables
+        ]
+        known = {p.name for p in installed.relations} - drifted
+        again = [tables.tables[name] for name in sorted(drifted) if name in tables.tables]
+        fresh = [
+            table for table in {t.name: t for t in [*wanted, *again]}.values() if table.name not in known
+        ]
+        if fresh:
+            since = _place(connection).ordinal
+            for number, table in enumerate(fresh, installed.next_number()):
+                table.capturable(self._source)
+                steps.append(relation_row(number, table, since, reshaped=table.name in drifted, identity=""))
+        return steps
+
+    def is_installed(self, connection: Connection) -> bool:
+        return bool(read_installed(connection, self._options.server.database).epoch)
+
+    def check_rights(self, connection: Connection, tables: SourceTables) -> None:
+        check_select(connection, tables.tables.values(), tables.path)
+        shown = dict(connection.rows("SHOW STATUS LIKE 'binlog_snapshot_%'"))
+        files, number = Files.like(shown["Binlog_snapshot_file"])
+        self._identities.clear()
+        self.identity(files, number)
+
+    def removal(self, connection: Connection) -> list[str]:
+        return removal(read_installed(connection, self._options.server.database))
+
+    def begin(self, connection: Connection) -> History:
+        # Asked before: what commits in between wakes `wait` too often, never too seldom.
+        self._seen = connection.value(_NEWEST)
+        connection.execute(_SNAPSHOT)
+        shown = dict(connection.rows("SHOW STATUS LIKE 'binlog_snapshot_%'"))
+        file = shown.get("Binlog_snapshot_file", "")
+        tables = self._read_tables(connection)
+        installed = read_installed(connection, self._options.server.database)
+        files, number = Files.like(file) if file else (Files(""), 0)
+        place = Place(number, int(shown.get("Binlog_snapshot_position") or 0))
+        return LogHistory(self, connection, self._source, installed, tables, files, place)
+
+    def changed(self, connection: Connection) -> bool:
+        return bool(connection.value(_NEWEST) != self._seen)
+
+    def acknowledge(self, connection: Connection, position: Position) -> None:
+        """The binlog is the server's own; only marks that were read are cleared from their table."""
+        now = self._clock()
+        if now - self._cleaned_at < self._options.trim_seconds:
+            return
+        self._cleaned_at = now
+        numbers = connection.rows(f"SELECT number FROM {MARKER} LIMIT {self._options.trim_rows}")
+        if numbers:
+            # By key, and only what has committed: nobody who is writing a mark is waited for.
+            listed = ", ".join(str(number) for (number,) in numbers)
+            connection.execute(f"DELETE FROM {MARKER} WHERE number IN ({listed})")
+
+    def close(self) -> None:
+        self._seen = None
+        self._drop_stream()
+
+    def _drop_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def stream(self, files: Files, start: Place, tables: Iterable[str]) -> Stream:
+        """The open stream if it stands at that place, else a new one."""
+        wanted = frozenset(tables)
+        current = self._stream
+        if current is None or current.place != start or current.tables != wanted or not current.is_open:
+            self._drop_stream()
+            self._stream = current = Stream(self._source, self._options, files, start, wanted)
+        return current
+
+    def identity(self, files: Files, number: int) -> str:
+        """What tells the binlog file of that number from any other of its name."""
+        name = files.name(number)
+        if name not in self._identities:
+            stream = Stream(self._source, self._options, files, Place(number, 4), ())
+            try:
+                self._identities[name] = stream.identify()
+            finally:
+                stream.close()
+        return self._identities[name]
+
+    def forget(self) -> None:
+        """What is known of the server's files may be wrong."""
+        self._identities.clear()
+        self._drop_stream()
+
+
+def check_settings(connection: Connection, source: str, database: str) -> None:
+    """ConfigurationError, with what to set, unless the binlog holds all changes of the database as rows."""
+    names = ", ".join(f"@@global.{name}" for name, _, _ in _SETTINGS)
+    for (_, allowed, remedy), value in zip(_SETTINGS, connection.row(f"SELECT {names}"), strict=True):
+        if str(value) not in allowed:
+            raise ConfigurationError(f"source {source!r}: capture `log` needs the server setting {remedy}")
+    status = connection.rows("SHOW MASTER STATUS")
+    _, _, only, ignored = status[0][:4] if status else ("", 0, "", "")
+    if (only and database not in only.split(",")) or database in str(ignored).split(","):
+        raise ConfigurationError(
+            f"source {source!r}: database {database!r} is kept out of the binlog by binlog_do_db or "
+            "binlog_ignore_db"
+        )
+
+
+def _place(connection: Connection) -> Place:
+    shown = dict(connection.rows("SHOW STATUS LIKE 'binlog_snapshot_%'"))
+    return Place(Files.like(shown["Binlog_snapshot_file"])[1], int(shown["Binlog_snapshot_position"]))
+
+
+class LogHistory(History):
+    """The binlog up to one snapshot."""
+
+    def __init__(
+        self,
+        capture: LogCapture,
+        connection: Connection,
+        source: str,
+        installed: Installed,
+        tables: SourceTables,
+        files: Files,
+        place: Place,
+    ) -> None:
+        self._capture = capture
+        self._connection = connection
+        self._source = source
+        self._installed = installed
+        self.tables = tables
+        self._files = files
+        self._place = place
+
+    @property
+    def position(self) -> Position:
+        self._installed.require(self._source, LOG)
+        return self._position(self._place, self._capture.identity(self._files, self._place.number))
+
+    def changes(self, after: Position) -> Changes:
+        self._installed.require(self._source, LOG)
+        for prepared in self._installed.relations:
+            problem = drift(prepared, self.tables.tables.get(prepared.name))
+            if problem:
+                raise changed(self._source, prepared.name, problem)
+        check_position(self._source, self._installed, after, self._place.ordinal, 0, None)
+        start = Place.of(after.ordinal)
+        names = [relation.name for relation in self._installed.relations]
+        stream = self._capture.stream(self._files, start, [*names, MARKER])
+        try:
+            self._check_identity(stream, after)
+            if start == self._place:
+                return Changes((), {})
+            reading = _Reading(self._source, self.tables, self._installed.relations, self._durable)
+            for event in stream.until(self._place):
+                reading.take(event)
+            return reading.changes(self._position)
+        except LockstepError:
+            self._capture.forget()
+            raise
+
+    def _check_identity(self, stream: Stream, after: Position) -> None:
+        # An open stream goes on in the file that it has checked before.
+        known = after.token.partition(":")[2]
+        if stream.identify() != known:
+            raise PositionTrimmedError(
+                f"source {self._source!r}: position {after} is not of this binlog (it was reset, or the "
+                "server was built anew)"
+            )
+
+    def _durable(self) -> bool:
+        flushed, synced = self._connection.row(
+            "SELECT @@global.innodb_flush_log_at_trx_commit, @@global.sync_binlog"
+        )
+        return int(flushed) in (1, 3) and int(synced) == 1
+
+    def _position(self, place: Place, identity: str) -> Position:
+        return Position(place.ordinal, f"{self._installed.epoch}:{identity}")
+
+
+class _Reading:
+    """Turns events into entries."""
+
+    def __init__(
+        self,
+        source: str,
+        tables: SourceTables,
+        relations: Sequence[Prepared],
+        is_durable: Callable[[], bool],
+    ) -> None:
+        self._source = source
+        self._tables = tables
+        self._relations = {relation.name: relation for relation in relations}
+        self._is_durable = is_durable
+        self._images: dict[str, Images] = {}
+        self._maps: dict[int, TableMapEvent] = {}
+        self._ends: list[tuple[Place, str]] = []
+        self._touched = False
+
+    def take(self, found: Event) -> None:
+        """One event, in order."""
+        event = found.event
+        if found.after_crash and not self._is_durable():
+            raise ResyncRequiredError(
+                f"source {self._source!r}: the server crashed, and its settings let it lose transactions "
+                "that its binlog tells of; set innodb_flush_log_at_trx_commit = 1 and sync_binlog = 1"
+            )
+        match event:
+            case TableMapEvent():
+                self._maps[event.table_id] = event
+            case WriteRowsEvent() | DeleteRowsEvent() | UpdateRowsEvent():
+                self._rows(event, found.end)
+            case XidEvent():
+                self._commit(found)
+            case XAPrepareEvent():
+                # A single-phase one (`XA COMMIT … ONE PHASE`) is logged like any other transaction.
+                if self._touched:
+                    raise self._two_phases()
+            case QueryEvent() | ExecuteLoadQueryEvent():
+                self._statement(event, found)
+
+    def changes(self, position: Callable[[Place, str], Position]) -> Changes:
+        """All entries taken."""
+        places = tuple(position(place, identity) for place, identity in self._ends)
+        tables = {name: self._table(name) for name in self._images if name != MARKER}
+        part_of = parts(self._source, places, self._marks()) if MARKER in self._images else {}
+        return Changes(places, tables, part_of=part_of)
+
+    def _rows(self, event: Any, end: Place) -> None:
+        name = event.table
+        if name != MARKER and end.ordinal <= self._relations[name].since:
+            return
+        if name == MARKER and not isinstance(event, WriteRowsEvent):
+            return
+        images = self._images.get(name)
+        if images is None:
+            images = self._images[name] = Images(self._fields(name, event))
+        elif len(images.fields) != event.number_of_columns:
+            raise changed(self._source, name, "has another number of columns")
+        every = (1 << event.number_of_columns) - 1
+        bitmaps = [event.columns_present_bitmap, getattr(event, "columns_present_bitmap2", None)]
+        if any(b is not None and int.from_bytes(b, "little") & every != every for b in bitmaps):
+            raise ResyncRequiredError(
+                f"relation {self._source}.{name} was changed by a session that logs incomplete rows "
+                "(binlog_row_image is not FULL)"
+            )
+        body = event.packet.read(event.event_size - event.packet.read_bytes)
+        images.add(body, len(self._ends), _SIGNS[type(event)])
+        self._touched = True
+
+    def _fields(self, name: str, event: Any) -> tuple[Any, ...]:
+        columns = self._maps[event.table_id].columns
+        fields = tuple(field_of(column) for column in columns)
+        if name != MARKER:
+            table = self._tables.tables[name]
+            if len(fields) != len(table.all_columns):
+                raise changed(self._source, name, "has another number of columns")
+            self._check_names(table, columns)
+        if any(field is None for field in fields):
+            place = fields.index(None)
+            raise ConfigurationError(
+                f"relation {self._source}.{name}: column {place + 1} is stored in a format that cannot be "
+                "read from the binlog; use capture: trigger"
+            )
+        return fields
+
+    def _check_names(self, table: SourceTable, columns: Sequence[Any]) -> None:
+        """With binlog_row_metadata = FULL, the binlog tells the names of the columns as they were."""
+        for column, shown in zip(columns, table.all_columns, strict=True):
+            if column.name and column.name != shown.name:
+                raise changed(self._source, table.name, f"had a column {column.name!r}")
+
+    def _commit(self, found: Event) -> None:
+        self._maps.clear()
+        if self._touched:
+            self._ends.append((found.end, found.identity))
+        self._touched = False
+
+    def _statement(self, event: Any, found: Event) -> None:
+        text = _text(event.query) if isinstance(event, QueryEvent) else "LOAD DATA"
+        what, name = effect(text, _text(event.schema), self._tables.database, self._relations)
+        match what:
+            case Effect.COMMIT:
+                self._commit(found)
+            case Effect.ROLLBACK:
+                if self._touched:
+                    raise ResyncRequiredError(
+                        f"source {self._source!r}: a transaction over several engines was rolled back in part"
+                    )
+            case Effect.XA:
+                if not text.upper().lstrip().startswith(("XA END", "XA START", "XA ROLLBACK")):
+                    raise self._two_phases()
+            case Effect.EMPTIED | Effect.UNSEEN_ROWS:
+                if found.end.ordinal > self._relations[name].since:
+                    raise ResyncRequiredError(f"relation {self._source}.{name} {what.value}; read it again")
+            case Effect.SHAPE:
+                if found.end.ordinal > self._relations[name].since:
+                    raise SchemaChangedError(f"relation {self._source}.{name} {what.value}; read it again")
+
+    def _two_phases(self) -> ResyncRequiredError:
+        return ResyncRequiredError(
+            f"source {self._source!r}: a transaction of two phases (XA) cannot be followed in the binlog; "
+            "use capture: trigger"
+        )
+
+    def _table(self, name: str) -> pa.Table:
+        images, table = self._images[name], self._tables.tables[name]
+        arrays = []
+        for column in table.columns:
+            try:
+                arrays.append(images.column(column.place, column))
+            except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+                where = f"{self._source}.{name}.{column.name}"
+                raise DataError(f"{where}: {error}; its type is {column.shown.arrow}") from error
+        arrays += [pa.array(images.transactions, pa.int32()), pa.array(images.signs, pa.int64())]
+        names = [*(column.name for column in table.columns), TRANSACTION, COUNT]
+        return pa.table(arrays, names=names).cast(change_schema(table.shown(self._source)))
+
+    def _marks(self) -> list[Mark]:
+        images = self._images[MARKER]
+        ids, participants = (
+            [
+                None if length < 0 else bytes(images.data[begin : begin + length]).decode(errors="replace")
+                for begin, length in zip(images.begins[i], images.lengths[i], strict=True)
+            ]
+            for i in range(2)
+        )
+        return [Mark(*row) for row in zip(images.transactions, ids, participants, strict=True)]
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,206 @@
+"""Log capture: what else is in a binlog, and what happens to one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from adapters.mariadb.tests.conftest import Source, entries, position
+from adapters.mariadb.tests.server import MariaDBServer
+from algebra.errors import (
+    ConfigurationError,
+    PositionTrimmedError,
+    ResyncRequiredError,
+    SchemaChangedError,
+)
+
+ITEM = "CREATE TABLE item (id INT PRIMARY KEY, name VARCHAR(30))"
+
+
+def test_entries_go_on_over_the_files_of_the_binlog(source: Source) -> None:
+    source.run(ITEM)
+    adapter, start = source.prepared("log", "item")
+    seen = [start]
+    for number in range(3):
+        source.run(f"INSERT INTO item VALUES ({number}, 'x')", "FLUSH BINARY LOGS")
+        seen.append(position(adapter))
+    assert seen == sorted(seen)
+    for skipped, after in enumerate(seen):
+        found = entries(adapter, after)
+        assert [list(t.deltas["item"].to_dict()) for t in found] == [[(n, "x")] for n in range(skipped, 3)]
+    again = source.adapter("log")
+    assert len(entries(again, entries(adapter, start)[0].position)) == 2
+
+
+def test_what_other_tables_and_databases_do_is_not_reported(source: Source) -> None:
+    other = source.server.create_database("other")
+    source.run(ITEM, "CREATE TABLE loud (id INT)", f"CREATE TABLE `{other}`.item (id INT)")
+    adapter, start = source.prepared("log", "item")
+    source.run("INSERT INTO loud VALUES (1)", f"INSERT INTO `{other}`.item VALUES (1)")
+    source.run(f"TRUNCATE TABLE `{other}`.item", f"DROP TABLE `{other}`.item", "TRUNCATE TABLE loud")
+    assert position(adapter) > start
+    assert entries(adapter, start) == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE INDEX by_name ON item (name)",
+        "ALTER TABLE item ADD INDEX by_name (name)",
+        "CREATE TABLE copy LIKE item",
+        "CREATE TABLE item_too AS SELECT * FROM item",
+        "ANALYZE TABLE item",
+    ],
+)
+def test_statements_that_change_no_row_and_no_column_are_no_matter(source: Source, statement: str) -> None:
+    source.run(ITEM)
+    adapter, start = source.prepared("log", "item")
+    source.run("INSERT INTO item VALUES (1, 'x')", statement, "INSERT INTO item VALUES (2, 'y')")
+    assert len(entries(adapter, start)) == 2
+
+
+def test_truncate_is_told_and_over_once_the_relation_is_read_again(source: Source) -> None:
+    source.run(ITEM, "INSERT INTO item VALUES (1, 'x')")
+    adapter, start = source.prepared("log", "item")
+    source.run("TRUNCATE TABLE item")
+    for _ in range(2):
+        with pytest.raises(ResyncRequiredError, match=r"shop\.item was truncated"):
+            entries(adapter, start)
+    after = position(adapter)
+    source.run("INSERT INTO item VALUES (2, 'y')")
+    assert [t.deltas["item"].to_dict() for t in entries(adapter, after)] == [{(2, "y"): 1}]
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["ALTER TABLE item MODIFY name VARCHAR(10)", "ALTER TABLE item MODIFY name VARCHAR(30)"],
+        ["DROP TABLE item", ITEM],
+        ["RENAME TABLE item TO gone", "RENAME TABLE gone TO item"],
+    ],
+)
+def test_a_shape_that_changed_and_changed_back_is_noticed(source: Source, statements: list[str]) -> None:
+    source.run(ITEM, "INSERT INTO item VALUES (1, 'longer than ten letters')")
+    adapter, start = source.prepared("log", "item")
+    source.run("SET sql_mode = ''", *[s.replace("VARCHAR(10)", "VARCHAR(40)") for s in statements])
+    with pytest.raises(SchemaChangedError, match=r"shop\.item was altered, renamed or dropped"):
+        entries(adapter, start)
+
+
+def test_changes_that_are_logged_as_text_are_noticed(source: Source) -> None:
+    source.run(ITEM)
+    adapter, start = source.prepared("log", "item")
+    source.run("SET SESSION binlog_format = 'STATEMENT'", "INSERT INTO item VALUES (1, 'x')")
+    with pytest.raises(ResyncRequiredError, match="logged as text"):
+        entries(adapter, start)
+
+
+def test_incomplete_row_images_are_noticed(source: Source) -> None:
+    source.run(ITEM, "INSERT INTO item VALUES (1, 'x')")
+    adapter, start = source.prepared("log", "item")
+    source.run("SET SESSION binlog_row_image = 'MINIMAL'", "UPDATE item SET name = 'y'")
+    with pytest.raises(ResyncRequiredError, match="binlog_row_image is not FULL"):
+        entries(adapter, start)
+
+
+def test_transactions_of_two_phases_are_refused(source: Source) -> None:
+    source.run(ITEM)
+    adapter, start = source.prepared("log", "item")
+    source.run(
+        "XA START 'a'", "INSERT INTO item VALUES (1, 'x')", "XA END 'a'", "XA PREPARE 'a'", "XA COMMIT 'a'"
+    )
+    with pytest.raises(ResyncRequiredError, match=r"two phases \(XA\)"):
+        entries(adapter, start)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "remedy"),
+    [
+        ("binlog_format", "'MIXED'", "binlog_format = ROW"),
+        ("binlog_row_image", "'MINIMAL'", "binlog_row_image = FULL"),
+        ("log_bin_compress", "1", "log_bin_compress = OFF"),
+    ],
+)
+def test_settings_that_hide_changes_are_refused(
+    source: Source, setting: str, value: str, remedy: str
+) -> None:
+    source.run(ITEM)
+    (before,) = source.run(f"SELECT @@global.{setting}")[0]
+    source.run(f"SET GLOBAL {setting} = {value}")
+    try:
+        with pytest.raises(ConfigurationError, match=remedy):
+            source.adapter("log").prepare(["item"])
+    finally:
+        source.run(f"SET GLOBAL {setting} = {before if isinstance(before, int) else repr(before)}")
+    assert not [name for (name,) in source.run("SHOW TABLES") if name.startswith("_lockstep")]
+
+
+def test_columns_that_the_binlog_obscures_are_refused(source: Source) -> None:
+    source.run("CREATE TABLE item (id INT PRIMARY KEY, mark UUID, kanji TEXT CHARACTER SET sjis)")
+    with pytest.raises(ConfigurationError, match=r"item\.mark has type uuid"):
+        source.adapter("log").prepare(["item"])
+    with pytest.raises(ConfigurationError, match=r"item\.kanji has the character set sjis"):
+        source.adapter("log", exclude=["item.mark"]).prepare(["item"])
+    adapter, start = source.prepared("log", "item", exclude=["item.mark", "item.kanji"])
+    source.run("INSERT INTO item VALUES (1, UUID(), 'x')")
+    assert [t.deltas["item"].to_dict() for t in entries(adapter, start)] == [{(1,): 1}]
+
+
+def test_marks_do_not_pile_up(source: Source) -> None:
+    source.run(ITEM)
+    adapter, start = source.prepared("log", "item")
+    open_one = source.connect(autocommit=False)
+    open_one.cursor().execute("INSERT INTO _lockstep_global (id, participants) VALUES ('b', 'shop')")
+    source.run("INSERT INTO _lockstep_global (id, participants) VALUES ('a', 'shop')")
+    before = position(adapter)
+    adapter.acknowledge(before)
+    assert source.run("SELECT COUNT(*) FROM _lockstep_global") == ((0,),)
+    open_one.commit()
+    found = entries(adapter, start)
+    assert [t.part_of.id for t in found if t.part_of is not None] == ["a", "b"]
+    assert [t.part_of.id for t in entries(adapter, before) if t.part_of is not None] == ["b"]
+
+
+@pytest.fixture
+def own_server() -> Iterator[MariaDBServer]:
+    settings = ["--innodb-flush-log-at-trx-commit=1", "--sync-binlog=1"]
+    with MariaDBServer.start(settings=settings) as server:
+        yield server
+
+
+def test_a_binlog_that_was_purged_reset_or_survived_a_crash(own_server: MariaDBServer) -> None:
+    source = Source(own_server)
+    try:
+        source.run(ITEM)
+        _, start = source.prepared("log", "item")
+        source.run("INSERT INTO item VALUES (1, 'x')")
+        own_server.kill()
+        own_server.up()
+        source.run("INSERT INTO item VALUES (2, 'y')")
+        found = entries(source.adapter("log"), start)
+        assert [list(t.deltas["item"].to_dict()) for t in found] == [[(1, "x")], [(2, "y")]]
+
+        ((file, *_),) = source.run("SHOW MASTER STATUS")
+        source.run(f"PURGE BINARY LOGS TO '{file}'")
+        fresh = source.adapter("log")
+        with pytest.raises(PositionTrimmedError, match="binlog"):
+            entries(fresh, start)
+        now = position(fresh)
+        source.run("INSERT INTO item VALUES (3, 'z')")
+        assert len(entries(fresh, now)) == 1
+
+        own_server.kill()
+        own_server.up()
+        source.run("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
+        with pytest.raises(ResyncRequiredError, match="sync_binlog = 1"):
+            entries(source.adapter("log"), now)
+        fresh = source.adapter("log")
+
+        now = position(fresh)
+        source.run("RESET MASTER", *(f"INSERT INTO item VALUES ({n}, '{'x' * 30}')" for n in range(10, 30)))
+        source.run(*(["FLUSH BINARY LOGS"] * 4), "INSERT INTO item VALUES (99, 'x')")
+        with pytest.raises(PositionTrimmedError):
+            entries(source.adapter("log"), now)
+    finally:
+        source.close()

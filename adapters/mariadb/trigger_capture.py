@@ -1,0 +1,531 @@
+"""Trigger capture: change logs inside the source, put into an order by what snapshots see.
+
+Problem: from log rows that triggers wrote, tell what was committed since the last snapshot, in an order that
+is the same whenever it is read again.
+
+Wrong ways:
+- The numbers of the log rows: drawn when a statement runs. A transaction with small numbers may commit after
+  one with large ones, so "all after number n" loses it.
+- The largest number seen, with a list of gaps to look at again: rolled back work leaves gaps that never fill,
+  and nothing without further rights tells them from work that is still open.
+- Transaction ids: `information_schema.INNODB_TRX` is a cache that is a tenth of a second old.
+
+Chosen way: a log row has a column `batch`, NULL until a snapshot sees the row. Opening one, the adapter
+reads which rows it shows with `batch` NULL; these are exactly the transactions that have committed since the
+last snapshot, each as a whole. In a second, short transaction it writes the next batch number into them, and
+notes the batch. So an order once told is stored, whoever asks again; a row whose transaction is open stays
+NULL, however small its number, until a later snapshot sees it.
+
+Two adapters on one source must not number side by side: the batch in which a snapshot believes to be the last
+is compared under a lock. Whoever comes second drops the snapshot and takes a new one.
+
+A batch is one entry. Within it, the order of commits is not known. Where the server writes a binlog, log rows
+carry a name of their transaction; an entry whose rows all have the same one is exact, any other is marked as
+batched.
+
+TRUNCATE fires no trigger. It is noticed by the table's internal number (with the right PROCESS), else, for
+tables with AUTO_INCREMENT, by a counter that went back. Rights that are missing are in the documentation.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from adapters.global_marks import MARKER, Mark, parts
+from adapters.mariadb import trigger_layout as layout
+from adapters.mariadb.catalog import SourceTable, SourceTables
+from adapters.mariadb.connection import Connection
+from adapters.mariadb.fetch import ResultColumn, Select, batches
+from adapters.mariadb.history import (
+    META,
+    RELATIONS,
+    Capture,
+    History,
+    Installed,
+    Prepared,
+    change_schema,
+    changed,
+    check_position,
+    check_select,
+    drift,
+    read_installed,
+    relation_row,
+    removal,
+    set_fact,
+)
+from adapters.mariadb.options import TRIGGER, Options
+from adapters.mariadb.types import ColumnType, Kind
+from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, CaptureProfile, Changes
+from algebra.errors import ConfigurationError, LockstepError, PositionTrimmedError, SourceUnavailableError
+from algebra.position import Position
+
+_SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+_INTEGER = ColumnType(Kind.INTEGER, pa.int64(), "bigint")
+_TEXT = ColumnType(Kind.TEXT, pa.string(), "text")
+_TRIES = 20
+_RANGES = 500
+"""Ranges of log rows in one statement."""
+_TRUNCATED = "truncated"
+
+
+PROFILE = CaptureProfile(
+    Capabilities(capture=TRIGGER, boundaries=Boundaries.WHERE_KNOWN, global_transactions=True),
+    rights="SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, TRIGGER on the database; "
+    "PROCESS to notice TRUNCATE",
+    load="triggers copy each changed row into a log table, which the wrapper numbers and trims",
+)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One batch: its number, its mark, and whether it may hold several transactions."""
+
+    number: int
+    mark: str
+    batched: bool
+
+
+class _Overtaken(Exception):
+    """Another adapter has numbered what this snapshot shows."""
+
+
+class TriggerCapture(Capture):
+    """Installs the logs, numbers what snapshots see in them, and trims them."""
+
+    def __init__(
+        self,
+        source: str,
+        options: Options,
+        read_tables: Callable[[Connection], SourceTables],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source = source
+        self._options = options
+        self._database = options.server.database
+        self._read_tables = read_tables
+        self._clock = clock
+        self._writer: Connection | None = None
+        self._logs: tuple[str, ...] | None = None
+        self._counters: dict[str, int] = {}
+        self._trimmed_at = clock()
+
+    # Installing
+
+    def plan(self, connection: Connection, tables: SourceTables, names: Sequence[str]) -> list[str]:
+        wanted = tables.select(names)
+        for table in wanted:
+            table.capturable(self._source)
+        log_bin, log_format = connection.row("SELECT @@global.log_bin, @@global.binlog_format")
+        if log_bin and log_format == "STATEMENT":
+            raise ConfigurationError(
+                f"source {self._source!r}: capture `trigger` needs the server setting binlog_format = ROW or "
+                "MIXED, or no binlog"
+            )
+        installed = read_installed(connection, self._database)
+        triggers = _triggers(connection, self._database)
+        steps: list[str] = []
+        if installed.epoch:
+            installed.require(self._source, TRIGGER)
+            if MARKER not in installed.own or layout.MARK_TRIGGER not in triggers:
+                steps += layout.create_marker()
+        else:
+            # What an interrupted prepare or remove has left counts for nothing.
+            steps += [layout.drop_trigger(name) for name in triggers if name != layout.MARK_TRIGGER]
+            steps += [f"DROP TABLE {name}" for name in _log_tables(installed)]
+            if RELATIONS in installed.own:
+                steps.append(f"DELETE FROM {RELATIONS}")
+            installed, triggers = Installed(installed.own), {}
+            steps += layout.create_base(TRIGGER)
+        identities = _identities(connection, self._database)
+        broken = {p.name: p for p in installed.relations if _problem(p, tables, triggers, identities)}
+        for prepared in broken.values():
+            ours = layout.trigger_names(prepared.number)
+            steps += [layout.drop_trigger(name) for name in ours if name in triggers]
+            steps += layout.forget_relation(prepared.number)
+        stray = set(_log_tables(installed)) - {layout.log_table(p.number) for p in installed.relations}
+        steps += [f"DROP TABLE {name}" for name in sorted(stray)]
+        strays = set(triggers) - {layout.MARK_TRIGGER}
+        strays -= {name for p in installed.relations for name in layout.trigger_names(p.number)}
+        steps += [layout.drop_trigger(name) for name in sorted(strays)]
+        known = {p.name for p in installed.relations} - set(broken)
+        again = [tables.tables[name] for name in broken if name in tables.tables]
+        fresh = [t for t in {t.name: t for t in [*wanted, *again]}.values() if t.name not in known]
+        since = int(installed.facts.get("current", 0))
+        for number, table in enumerate(fresh, installed.next_number()):
+            table.capturable(self._source)
+            self._counters.pop(table.name, None)
+            steps += layout.create_relation(number, table)
+            # Last: a relation that is on the list has its log and all its triggers.
+            identity = identities.get(table.name, "")
+            steps.append(relation_row(number, table, since, reshaped=table.name in broken, identity=identity))
+        return steps
+
+    def is_installed(self, connection: Connection) -> bool:
+        return bool(read_installed(connection, self._options.server.database).epoch)
+
+    def check_rights(self, connection: Connection, tables: SourceTables) -> None:
+        check_select(connection, tables.tables.values(), tables.path)
+
+    def removal(self, connection: Connection) -> list[str]:
+        installed = read_installed(connection, self._database)
+        steps = removal(installed)
+        triggers = [layout.drop_trigger(name) for name in _triggers(connection, self._database)]
+        if installed.epoch:
+            return [steps[0], *triggers, *steps[1:]]
+        return [*triggers, *steps]
+
+    # Reading
+
+    def begin(self, connection: Connection) -> TriggerHistory:
+        for _ in range(_TRIES):
+            try:
+                return self._begin(connection)
+            except _Overtaken:
+                connection.execute("ROLLBACK")
+        raise SourceUnavailableError(
+            f"source {self._source!r}: another wrapper numbers its changes at the same time; run only one"
+        )
+
+    def _begin(self, connection: Connection) -> TriggerHistory:
+        connection.execute(_SNAPSHOT)
+        tables = self._read_tables(connection)
+        installed = read_installed(connection, self._database)
+        if not installed.epoch or installed.facts.get("capture") != TRIGGER:
+            self._logs = ()
+            return TriggerHistory(connection, self._source, installed, tables, None, {})
+        logs = (MARKER, *(layout.log_table(p.number) for p in installed.relations))
+        self._logs = logs
+        problems = self._problems(connection, installed, tables)
+        found = {log: _unnumbered(connection, log) for log in logs}
+        current = int(installed.facts["current"])
+        batch = None
+        if any(len(ids) for ids, _ in found.values()):
+            names = {name for _, txs in found.values() for name in pc.unique(txs).to_pylist()}
+            batch = _Batch(current + 1, secrets.token_hex(8), batched=len(names) != 1 or None in names)
+            self._number(installed, batch, {log: ids for log, (ids, _) in found.items()})
+        return TriggerHistory(connection, self._source, installed, tables, batch, problems)
+
+    def _number(self, installed: Installed, batch: _Batch, rows: Mapping[str, np.ndarray]) -> None:
+        """Store that these rows are that batch; _Overtaken if another adapter was faster."""
+        with self._writing() as writer, writer.transaction():
+            facts = dict(
+                writer.rows(f"SELECT name, value FROM {META} WHERE name IN ('current', 'epoch') FOR UPDATE")
+            )
+            if facts.get("epoch") != installed.epoch or int(facts["current"]) != batch.number - 1:
+                raise _Overtaken
+            for log, ids in rows.items():
+                touched = sum(
+                    writer.execute(
+                        f"UPDATE {log} FORCE INDEX (PRIMARY) SET batch = {batch.number} "
+                        f"WHERE batch IS NULL AND ({condition})"
+                    )
+                    for condition in _conditions(_key(log), _ranges(ids))
+                )
+                if touched != len(ids):
+                    raise _Overtaken
+            writer.execute(
+                f"INSERT INTO {layout.BATCHES} VALUES (%s, %s, %s)", [batch.number, batch.mark, batch.batched]
+            )
+            writer.execute(layout.advance(batch.number))
+
+    def _problems(self, connection: Connection, installed: Installed, tables: SourceTables) -> dict[str, str]:
+        """The prepared relations whose capture no longer works, with the reason in words."""
+        triggers = _triggers(connection, self._database)
+        identities = _identities(connection, self._database)
+        problems = {}
+        for prepared in installed.relations:
+            problem = _problem(prepared, tables, triggers, identities)
+            if problem is None and self._counter_went_back(prepared, tables.tables[prepared.name]):
+                problem = "was truncated"
+            if problem is not None:
+                problems[prepared.name] = problem
+        return problems
+
+    def _counter_went_back(self, prepared: Prepared, table: SourceTable) -> bool:
+        """Whether AUTO_INCREMENT starts over; noted in the source, so that it is not forgotten."""
+        before, now = self._counters.get(table.name), table.auto_increment
+        if now is None:
+            return False
+        self._counters[table.name] = now
+        if before is None or now >= before:
+            return False
+        with self._writing() as writer:
+            writer.execute(
+                f"UPDATE {RELATIONS} SET identity = '{_TRUNCATED}' WHERE number = {prepared.number}"
+            )
+        return True
+
+    def changed(self, connection: Connection) -> bool:
+        if self._logs is None:
+            return True  # not known since the connection was made
+        if not self._logs:
+            return False
+        logs = " OR ".join(f"EXISTS (SELECT 1 FROM {log} WHERE batch IS NULL)" for log in self._logs)
+        try:
+            return bool(connection.value(f"SELECT {logs}"))
+        except SourceUnavailableError:
+            raise
+        except LockstepError:
+            return True  # a log is gone: the next snapshot says why
+
+    # Trimming
+
+    def acknowledge(self, connection: Connection, position: Position) -> None:
+        now = self._clock()
+        if now - self._trimmed_at < self._options.trim_seconds:
+            return
+        self._trimmed_at = now
+        installed = read_installed(connection, self._database)
+        if not installed.epoch or installed.facts.get("capture") != TRIGGER:
+            return
+        trimmed, current = int(installed.facts["trimmed"]), int(installed.facts["current"])
+        known = connection.rows(f"SELECT mark FROM {layout.BATCHES} WHERE number = %s", [position.ordinal])
+        token = f"{installed.epoch}:{known[0][0]}" if known else ""
+        if position.token != token or not trimmed < position.ordinal <= current:
+            return
+        with self._writing() as writer:
+            writer.execute(set_fact("trimmed", str(position.ordinal)))
+            for log in (MARKER, *(layout.log_table(p.number) for p in installed.relations)):
+                self._trim(writer, log, position.ordinal)
+            writer.execute(f"DELETE FROM {layout.BATCHES} WHERE number < {position.ordinal}")
+
+    def _trim(self, writer: Connection, log: str, upto: int) -> None:
+        """Delete a log's rows up to a batch, in lots.
+
+        By the index on `batch`, in which rows that are being written are far away: a delete waits for every
+        locked row that it meets, and any other way through the table meets them.
+        """
+        first = writer.value(f"SELECT MIN(batch) FROM {log} FORCE INDEX (batch) WHERE batch <= {upto}")
+        lot = max(1, self._options.trim_rows)
+        for start in range(first or upto + 1, upto + 1, lot):
+            last = min(start + lot - 1, upto)
+            writer.execute(
+                f"DELETE l FROM {log} AS l FORCE INDEX (batch) WHERE l.batch BETWEEN {start} AND {last}"
+            )
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        self._logs = None
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """The connection that writes: without gap locks, so that no writer of the source waits for it."""
+        if self._writer is None or not self._writer.is_open:
+            self._writer = Connection(self._source, self._options)
+            self._writer.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        try:
+            yield self._writer
+        except SourceUnavailableError:
+            self._writer.close()
+            raise
+
+
+class TriggerHistory(History):
+    """The logs as one snapshot shows them; `batch` is what it was the first to see."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        source: str,
+        installed: Installed,
+        tables: SourceTables,
+        batch: _Batch | None,
+        problems: Mapping[str, str],
+    ) -> None:
+        self._connection = connection
+        self._source = source
+        self._installed = installed
+        self.tables = tables
+        self._batch = batch
+        self._problems = problems
+
+    @property
+    def position(self) -> Position:
+        self._installed.require(self._source, TRIGGER)
+        return self._position(self._batch or self._last())
+
+    def changes(self, after: Position) -> Changes:
+        self._installed.require(self._source, TRIGGER)
+        for name, problem in self._problems.items():
+            raise changed(self._source, name, problem)
+        current = self.position.ordinal
+        trimmed = int(self._installed.facts["trimmed"])
+        mark = self._mark(after.ordinal) if trimmed <= after.ordinal <= current else None
+        check_position(self._source, self._installed, after, current, trimmed, mark)
+        found = self._batches(after.ordinal)
+        if [batch.number for batch in found] != list(range(after.ordinal + 1, current + 1)):
+            raise PositionTrimmedError(f"source {self._source!r}: its list of batches was edited by hand")
+        if not found:
+            return Changes((), {})
+        positions = tuple(self._position(batch) for batch in found)
+        tables = {}
+        for prepared in self._installed.relations:
+            rows = self._rows(prepared, after.ordinal, current)
+            if rows.num_rows:
+                tables[prepared.name] = rows
+        part_of = parts(self._source, positions, self._marks(after.ordinal, current))
+        batched = frozenset(i for i, batch in enumerate(found) if batch.batched)
+        return Changes(positions, tables, batched, part_of)
+
+    def _rows(self, prepared: Prepared, after: int, current: int) -> pa.Table:
+        table = self.tables.tables[prepared.name]
+        columns = [
+            ResultColumn(
+                column.name, layout.log_column(i), column.shown, f"{self._source}.{table.name}.{column.name}"
+            )
+            for i, column in enumerate(table.columns)
+        ]
+        log = f"the change log of {self._source}.{table.name}"
+        columns += [self._entry(after, current, log), ResultColumn(COUNT, "sign", _INTEGER, log)]
+        rows = self._read(layout.log_table(prepared.number), columns, after)
+        rows = rows.take(pc.sort_indices(rows[TRANSACTION])) if rows.num_rows else rows
+        return rows.cast(change_schema(table.shown(self._source)))
+
+    def _marks(self, after: int, current: int) -> list[Mark]:
+        columns = [
+            self._entry(after, current, MARKER),
+            ResultColumn("id", "id", _TEXT, MARKER),
+            ResultColumn("participants", "participants", _TEXT, MARKER),
+        ]
+        rows = self._read(MARKER, columns, after)
+        return [Mark(*row) for row in zip(*(column.to_pylist() for column in rows.columns), strict=True)]
+
+    def _entry(self, after: int, current: int, log: str) -> ResultColumn:
+        """The index of the entry that a row belongs to; rows without a number are the newest."""
+        return ResultColumn(TRANSACTION, f"COALESCE(batch, {current}) - {after + 1}", _INTEGER, log)
+
+    def _read(self, log: str, columns: Sequence[ResultColumn], after: int) -> pa.Table:
+        condition = f"batch > {after}" + (" OR batch IS NULL" if self._batch is not None else "")
+        select = Select(tuple(columns), f"FROM {log} WHERE {condition}")
+        return pa.Table.from_batches(batches(self._connection, select), select.schema)
+
+    def _last(self) -> _Batch:
+        number = int(self._installed.facts["current"])
+        return _Batch(number, self._mark(number) or "", False)
+
+    def _mark(self, number: int) -> str | None:
+        if self._batch is not None and number == self._batch.number:
+            return self._batch.mark
+        rows = self._connection.rows(f"SELECT mark FROM {layout.BATCHES} WHERE number = %s", [number])
+        return str(rows[0][0]) if rows else None
+
+    def _batches(self, after: int) -> list[_Batch]:
+        rows = self._connection.rows(
+            f"SELECT number, mark, batched FROM {layout.BATCHES} WHERE number > %s ORDER BY number", [after]
+        )
+        stored = [_Batch(number, mark, bool(batched)) for number, mark, batched in rows]
+        return [*stored, self._batch] if self._batch is not None and self._batch.number > after else stored
+
+    def _position(self, batch: _Batch) -> Position:
+        return Position(batch.number, f"{self._installed.epoch}:{batch.mark}")
+
+
+def _unnumbered(connection: Connection, log: str) -> tuple[np.ndarray, pa.ChunkedArray]:
+    """The numbers of log rows that no snapshot has seen yet, ascending, and what names their transactions."""
+    columns = (ResultColumn("id", _key(log), _INTEGER, log), ResultColumn("tx", "tx", _TEXT, log))
+    select = Select(columns, f"FROM {log} WHERE batch IS NULL")
+    rows = pa.Table.from_batches(batches(connection, select), select.schema)
+    return np.sort(rows["id"].to_numpy()), rows["tx"]
+
+
+def _key(log: str) -> str:
+    return "number" if log == MARKER else "id"
+
+
+def _conditions(key: str, bounds: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """SQL: the key lies in one of these ranges; as many conditions as statements are needed."""
+    for start in range(0, len(bounds), _RANGES):
+        yield " OR ".join(
+            f"{key} BETWEEN {first} AND {last}" for first, last in bounds[start : start + _RANGES]
+        )
+
+
+def _ranges(ids: np.ndarray) -> list[tuple[int, int]]:
+    """Ascending numbers as runs without a gap: every number within is one of them."""
+    if not len(ids):
+        return []
+    ends = np.flatnonzero(np.diff(ids) != 1)
+    firsts = ids[np.concatenate(([0], ends + 1))]
+    lasts = ids[np.concatenate((ends, [len(ids) - 1]))]
+    return [(int(first), int(last)) for first, last in zip(firsts, lasts, strict=True)]
+
+
+def _triggers(connection: Connection, database: str) -> dict[str, str]:
+    """Our triggers, each with the table it is on."""
+    return dict(
+        connection.rows(
+            "SELECT TRIGGER_NAME, EVENT_OBJECT_TABLE FROM information_schema.TRIGGERS "
+            "WHERE TRIGGER_SCHEMA = %s AND TRIGGER_NAME LIKE '\\_lockstep\\_%%' ORDER BY TRIGGER_NAME",
+            [database],
+        )
+    )
+
+
+def _log_tables(installed: Installed) -> list[str]:
+    return sorted(name for name in installed.own if name.startswith(layout.log_table(0)[:-1]))
+
+
+def _identities(connection: Connection, database: str) -> dict[str, str]:
+    """The internal number of each table, which TRUNCATE changes; nothing without the right to see them."""
+    try:
+        rows = connection.rows(
+            "SELECT NAME, TABLE_ID FROM information_schema.INNODB_SYS_TABLES "
+            "WHERE NAME LIKE %s ORDER BY NAME",
+            [_file_name(database).replace("\\", "\\\\").replace("_", "\\_") + "/%"],
+        )
+    except ConfigurationError:
+        return {}
+    found: dict[str, list[str]] = {}
+    for name, number in rows:
+        table = _table_name(name.partition("/")[2].partition("#P#")[0].partition("#p#")[0])
+        if table is not None:
+            found.setdefault(table, []).append(str(number))
+    return {table: ",".join(numbers)[:255] for table, numbers in found.items()}
+
+
+def _file_name(name: str) -> str:
+    """A name as the file system gets it, where it has no letters beyond ASCII."""
+    return "".join(c if c.isascii() and (c.isalnum() or c == "_") else f"@{ord(c):04x}" for c in name)
+
+
+def _table_name(file_name: str) -> str | None:
+    """The table that a file name stands for; None where letters beyond ASCII are in it."""
+    pieces = file_name.split("@")
+    name = pieces[0]
+    for piece in pieces[1:]:
+        try:
+            code = int(piece[:4], 16)
+        except ValueError:
+            return None
+        if len(piece) < 4 or code > 127:
+            return None
+        name += chr(code) + piece[4:]
+    return name
+
+
+def _problem(
+    prepared: Prepared,
+    tables: SourceTables,
+    triggers: Mapping[str, str],
+    identities: Mapping[str, str],
+) -> str | None:
+    """In words, why the capture of a relation no longer works; None if it does."""
+    problem = drift(prepared, tables.tables.get(prepared.name))
+    if problem is not None:
+        return problem
+    if any(triggers.get(name) != prepared.name for name in layout.trigger_names(prepared.number)):
+        return "lost its triggers"
+    now = identities.get(prepared.name, "")
+    if prepared.identity == _TRUNCATED or (prepared.identity and now and prepared.identity != now):
+        return "was truncated or rebuilt"
+    return None
