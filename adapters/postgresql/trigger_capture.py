@@ -1,0 +1,3 @@
+"""x"""
+
+from adapters.postgresql.log_capture import LogCapture as TriggerCapture
