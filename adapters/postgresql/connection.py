@@ -61,6 +61,10 @@ class Session:
         """Execute statements without parameters, in one message."""
         self.connection.execute(statement.encode())
 
+    def execute(self, statement: str, parameters: Sequence[object]) -> None:
+        """Execute one statement with parameters, without an answer."""
+        self.connection.execute(statement.encode(), parameters)
+
     def rows(self, statement: str, parameters: Parameters = None) -> list[Any]:
         """All rows of one statement."""
         return self.connection.execute(statement.encode(), parameters).fetchall()
@@ -69,13 +73,6 @@ class Session:
         """The first row, or None."""
         rows = self.rows(statement, parameters)
         return rows[0] if rows else None
-
-    def last_rows(self, statements: str) -> list[Any]:
-        """The rows of the last of several statements, all sent in one message."""
-        cursor = self.connection.execute(statements.encode())
-        while cursor.nextset():
-            pass
-        return cursor.fetchall()
 
     @contextmanager
     def transaction(self, begin: str = "BEGIN") -> Iterator[None]:

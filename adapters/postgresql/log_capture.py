@@ -87,6 +87,7 @@ from adapters.postgresql.options import LOG, Options
 from adapters.postgresql.pgoutput import MARK_PREFIX, TRUNCATE_PREFIX, Entry, RelationMessage, parse
 from adapters.postgresql.sql import path, quote, text
 from adapters.postgresql.stream import LogStream
+from adapters.postgresql.trigger_layout import CANONICAL
 from adapters.postgresql.visibility import Visibility
 from adapters.postgresql.waker import Waker
 from adapters.spi import COUNT, TRANSACTION, Changes
@@ -590,13 +591,6 @@ class LogCapture(Capture):
         self._stream.close()
         self._control.close()
         self._reader.close()
-
-
-CANONICAL = (
-    "SET search_path = pg_catalog, pg_temp SET DateStyle = 'ISO' SET IntervalStyle = 'postgres'"
-    " SET TimeZone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex'"
-)
-"""For functions that write rows as text: one form, whatever the application's session has set."""
 
 
 def _is_refused(error: Exception) -> bool:
