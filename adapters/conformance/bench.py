@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeVar
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from adapters.conformance.harness import Harness, Writer
 from adapters.conformance.model import Bag, Change, Model, difference, difference_of_changes, sum_changes
 from adapters.conformance.operations import Transaction
 from adapters.conformance.reading import Entry, KeyValues, Reading
+from adapters.conformance.schema_change import SchemaChange
 from adapters.spi import Adapter, Boundaries
 from algebra.errors import SourceUnavailableError
 from algebra.local_view import LocalView
@@ -78,7 +79,8 @@ class Bench:
         return self._catalog
 
     def prepare(self, *relations: str) -> list[str]:
-        """Prepare these relations (default: all)."""
+        """Prepare these relations (default: all), with the schema that they have now."""
+        self._catalog = None
         return self.patiently(lambda: self.adapter.prepare(relations or tuple(self.model.tables)))
 
     def remove(self) -> list[str]:
@@ -100,6 +102,23 @@ class Bench:
                 stack.callback(writer.close)
             if self._adapter is not None:
                 stack.callback(self._adapter.close)
+
+    def alter(self, change: SchemaChange) -> None:
+        """Change the schema; the model follows, and the next writers know it."""
+        reason = self.quirks.no_drift.get(change.kind)
+        if reason:
+            raise CaseSkipped(f"no {change.kind}: {reason}")
+        self.drop_writers()
+        self.patiently(lambda: self.harness.alter(change))
+        self.model.alter(change)
+        self.truth.clear()
+
+    def drop_writers(self) -> None:
+        """Let go of all writers, whatever state they are in; the next ones are new."""
+        for writer in self._writers.values():
+            with suppress(Exception):  # its connection may be gone
+                writer.close()
+        self._writers.clear()
 
     # Writing
 
@@ -216,6 +235,11 @@ class Bench:
         """Skip the case if the source has no such type."""
         if type_ in self.quirks.unsupported:
             raise CaseSkipped(f"no {type_}: {self.quirks.unsupported[type_]}")
+
+    def require_has(self, what: str, reason: str) -> None:
+        """Skip the case if the source gives a reason why it has none of that."""
+        if reason:
+            raise CaseSkipped(f"no {what}: {reason}")
 
     def require_overlap(self) -> None:
         """Skip the case if the source cannot be read and written at the same time."""

@@ -111,9 +111,10 @@ class Model:
         """Apply one transaction and return what it did; nothing if it does not commit."""
         if not transaction.commits:
             return {}
-        change: Change = {}
+        effects: list[Change] = []
         for operation in effective(transaction.operations):
-            change = sum_changes([change, self._effect(operation, change)])
+            effects.append(self._effect(operation, effects))
+        change = sum_changes(effects)
         for relation, bag in change.items():
             self.contents[relation] = plus(self.contents[relation], bag)
             lost = next((row for row, count in self.contents[relation].items() if count < 0), None)
@@ -150,7 +151,7 @@ class Model:
         self.tables = {table.name: table for table in altered(tuple(self.tables.values()), change)}
         self.contents[name] = rows
 
-    def _effect(self, operation: RowOperation, before: Change) -> Change:
+    def _effect(self, operation: RowOperation, before: Sequence[Change]) -> Change:
         if isinstance(operation, Mark):
             return {}
         relation = operation.relation
@@ -176,9 +177,9 @@ class Model:
                 bag = Counter({row: -n for row, n in self._present(relation, before).items()})
         return {relation: bag}
 
-    def _present(self, relation: str, change: Change) -> Bag:
+    def _present(self, relation: str, effects: Sequence[Change]) -> Bag:
         """The rows that are there after a part of a transaction."""
-        return plus(self.contents[relation], change.get(relation, Counter()))
+        return plus(self.contents[relation], *(effect.get(relation, Counter()) for effect in effects))
 
 
 def difference(expected: Bag, found: Bag, limit: int = 3) -> str | None:

@@ -19,8 +19,10 @@ def conformance_tests(harness: type[Harness], cases: Sequence[Case] | None = Non
     # Here, because `lockstep adapter check` uses the kit where pytest is not installed.
     import pytest
 
+    marked = [pytest.param(case, id=case.name, marks=pytest.mark.conformance(case.name)) for case in chosen]
+
     class Conformance:
-        @pytest.mark.parametrize("case", chosen, ids=[case.name for case in chosen])
+        @pytest.mark.parametrize("case", marked)
         def test(self, case: Case, tmp_path: Path) -> None:
             __tracebackhide__ = True
             try:

@@ -42,7 +42,7 @@ from adapters.duckdb.history import (
 )
 from adapters.duckdb.options import DIFF, Options
 from adapters.duckdb.session import SOURCE, LockedError, Session, one, transaction
-from adapters.duckdb.sql import path, quote, text
+from adapters.duckdb.sql import NEW_EPOCH, path, quote, text
 from adapters.duckdb.types import duckdb_name
 from adapters.duckdb.watch import Signature
 from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, CaptureProfile, Changes
@@ -324,7 +324,7 @@ def _plan(source: str, shadow: Shadow, tables: SourceTables, names: Sequence[str
     if broken:
         # The history is given up, but ordinals go on: positions never go backwards.
         steps += [
-            f"UPDATE {_META} SET epoch = {text(uuid4().hex)}, mark = '', signature = '', "
+            f"UPDATE {_META} SET epoch = {NEW_EPOCH}, mark = '', signature = '', "
             f"trimmed = greatest(trimmed, coalesce((SELECT max(ordinal) FROM {_CYCLES}), 0))",
             f"DELETE FROM {_CYCLES}",
             *(f"DELETE FROM {kept.diff}" for kept in healthy),
@@ -340,7 +340,7 @@ def _plan(source: str, shadow: Shadow, tables: SourceTables, names: Sequence[str
 def _create_base() -> list[str]:
     return [
         f"CREATE TABLE {_META} AS "
-        f"SELECT {text(uuid4().hex)} AS epoch, 0::BIGINT AS trimmed, '' AS mark, '' AS signature",
+        f"SELECT {NEW_EPOCH} AS epoch, 0::BIGINT AS trimmed, '' AS mark, '' AS signature",
         f"CREATE TABLE {_RELATIONS} (number INTEGER, relation VARCHAR, shape VARCHAR)",
         f"CREATE TABLE {_CYCLES} (ordinal BIGINT, mark VARCHAR)",
     ]

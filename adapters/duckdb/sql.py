@@ -28,3 +28,7 @@ def path(*names: str) -> str:
     '"src"."main"."t"'
     """
     return ".".join(quote(name) for name in names)
+
+
+NEW_EPOCH = "replace(uuid()::VARCHAR, '-', '')"
+"""SQL: a text that no other history has; drawn by DuckDB, so that a dry run shows the statement itself."""

@@ -36,7 +36,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
-from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
@@ -182,7 +181,7 @@ class TriggerCapture(Capture):
         for relation in wanted:
             relation.shown(self._session.source)
         installed = read_installed(connection)
-        steps = [] if installed.epoch else layout.create_base(uuid4().hex)
+        steps = [] if installed.epoch else layout.create_base()
         if not installed.takes_marks:
             steps += _drop_triggers(installed, frozenset(layout.MARK_TRIGGERS))
             steps += layout.create_marker()
@@ -195,7 +194,7 @@ class TriggerCapture(Capture):
                 if prepared.name in tables.relations:
                     wanted.append(tables.relations[prepared.name])
         if broken:
-            steps += layout.new_epoch(uuid4().hex, [p.number for p in kept])
+            steps += layout.new_epoch([p.number for p in kept])
         have = {p.name for p in kept}
         number = max((p.number for p in installed.relations), default=0)
         for name, relation in {r.name: r for r in wanted}.items():

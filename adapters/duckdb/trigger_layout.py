@@ -20,7 +20,7 @@ import json
 from collections.abc import Iterator
 
 from adapters.duckdb.catalog import OWN_SCHEMA, SourceRelation
-from adapters.duckdb.sql import path, quote, text
+from adapters.duckdb.sql import NEW_EPOCH, path, quote, text
 from adapters.global_marks import MARKER as MARKER_NAME
 from algebra.errors import ConfigurationError
 
@@ -58,11 +58,11 @@ def trigger_names(number: int) -> frozenset[str]:
     return frozenset(_trigger(number, event, part) for event in _EVENTS for part in ("rows", "commit"))
 
 
-def create_base(epoch: str) -> list[str]:
+def create_base() -> list[str]:
     """The schema and its tables, still without any relation."""
     return [
         f"CREATE SCHEMA {quote(OWN_SCHEMA)}",
-        f"CREATE TABLE {META} AS SELECT {text(epoch)} AS epoch, 0::BIGINT AS trimmed, '' AS mark",
+        f"CREATE TABLE {META} AS SELECT {NEW_EPOCH} AS epoch, 0::BIGINT AS trimmed, '' AS mark",
         f"CREATE TABLE {RELATIONS} (number INTEGER, relation VARCHAR, shape VARCHAR)",
         f"CREATE TABLE {COMMITS} (tx UBIGINT, started BIGINT, number INTEGER, row_count BIGINT)",
     ]
@@ -124,10 +124,10 @@ def drop_base() -> list[str]:
     return [f"DROP TABLE IF EXISTS {MARKER}", f"DROP SCHEMA {quote(OWN_SCHEMA)} CASCADE"]
 
 
-def new_epoch(epoch: str, logs: list[int]) -> list[str]:
+def new_epoch(logs: list[int]) -> list[str]:
     """Give up the history kept so far; ordinals go on, so that positions never go backwards."""
     return [
-        f"UPDATE {META} SET epoch = {text(epoch)}, mark = '', "
+        f"UPDATE {META} SET epoch = {NEW_EPOCH}, mark = '', "
         f"trimmed = trimmed + (SELECT count(*) FROM {COMMITS})",
         f"DELETE FROM {COMMITS}",
         f"DELETE FROM {MARKS}",

@@ -17,8 +17,8 @@ import duckdb
 import pyarrow as pa
 
 from adapters.global_marks import MARKER, Mark, parts
+from adapters.local_join import evaluate
 from adapters.memory.database import Capture, MemoryDatabase, Transaction, Version
-from adapters.memory.evaluation import evaluate
 from adapters.spi import (
     Adapter,
     Boundaries,
@@ -29,7 +29,7 @@ from adapters.spi import (
     SourceConfig,
     SourceTransaction,
 )
-from algebra.errors import ConfigurationError, PositionTrimmedError
+from algebra.errors import ConfigurationError, PositionTrimmedError, SchemaChangedError
 from algebra.local_view import Keys, LocalView
 from algebra.position import Position
 from algebra.schema import Catalog
@@ -86,17 +86,22 @@ class MemoryAdapter(Adapter):
     def prepare(self, relations: Sequence[str], *, dry_run: bool = False) -> list[str]:
         self._refuse_unknown(relations)
         capture = self.database.version.capture
-        known = capture.relations if capture else ()
-        new = tuple(name for name in dict.fromkeys(relations) if name not in known)
+        drifted = capture.drifted(self.database.version.schemas) if capture else ()
+        known = set(capture.relations if capture else ()) - set(drifted)
+        new = tuple(name for name in dict.fromkeys((*relations, *drifted)) if name not in known)
 
         def install(version: Version) -> Version:
-            # The epoch tells this log from any other the database had or will have.
-            old = version.capture or Capture(secrets.token_hex(4), floor=version.ordinal)
-            return replace(version, capture=replace(old, relations=(*old.relations, *new)))
+            # The epoch tells this log from any other the database had or will have. A log that holds
+            # relations as they no longer are is given up.
+            old = version.capture
+            if old is None or drifted:
+                old = Capture(secrets.token_hex(4), version.ordinal, old.shapes if old else {})
+            named = [name for name in (*old.relations, *new) if name in version.schemas]
+            return replace(version, capture=replace(old, shapes={n: version.schemas[n] for n in named}))
 
         if new and not dry_run:
             self.database.change(install)
-        steps = [f"log the changes of {name}" for name in new]
+        steps = [f"log the changes of {name}" for name in new if name in self.database.version.schemas]
         return [f"take marks of global transactions in {MARKER}", *steps] if new and not capture else steps
 
     def remove(self, *, dry_run: bool = False) -> list[str]:
@@ -169,6 +174,11 @@ class MemorySnapshot(Snapshot):
         capture = self._version.capture
         if capture is None:
             raise ConfigurationError(f"source {self._source!r} is not prepared: its changes are not logged")
+        drifted = capture.drifted(self._version.schemas)
+        if drifted:
+            raise SchemaChangedError(
+                f"relation {self._source}.{drifted[0]} has changed and has to be prepared again"
+            )
         # A position without an epoch (ORIGIN) is in every log that reaches back to it.
         foreign = after.token not in ("", capture.epoch)
         if foreign or not capture.floor <= after.ordinal <= self._version.ordinal:

@@ -40,12 +40,20 @@ class Commit:
 @dataclass(frozen=True)
 class Capture:
     """The change log. `epoch` tells this log from one that was removed; `floor` is the number of the
-    last commit whose changes the log does not hold."""
+    last commit whose changes the log does not hold; `shapes` are the captured relations as they were then."""
 
     epoch: str
     floor: int
-    relations: tuple[str, ...] = ()
+    shapes: Mapping[str, RelationSchema] = field(default_factory=dict)
     log: tuple[Commit, ...] = ()
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        return tuple(self.shapes)
+
+    def drifted(self, schemas: Mapping[str, RelationSchema]) -> tuple[str, ...]:
+        """The captured relations that are no longer what they were."""
+        return tuple(name for name, shape in self.shapes.items() if schemas.get(name) != shape)
 
     def record(self, commit: Commit) -> Capture:
         captured = {name: delta for name, delta in commit.deltas.items() if name in self.relations}
@@ -162,6 +170,21 @@ class MemoryDatabase:
 
         self.change(add)
         return schema
+
+    def alter(self, relation: str, schema: RelationSchema, rows: Iterable[Row]) -> None:
+        """Put a relation of this shape, under its own name and with these rows, in the place of another."""
+        contents = Delta.of_bag(_table(schema, rows))
+
+        def put(version: Version) -> Version:
+            schemas = {name: known for name, known in version.schemas.items() if name != relation}
+            others = {name: known for name, known in version.contents.items() if name != relation}
+            return replace(
+                version,
+                schemas={**schemas, schema.name: schema},
+                contents={**others, schema.name: contents},
+            )
+
+        self.change(put)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:

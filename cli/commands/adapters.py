@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -37,6 +38,27 @@ def list_adapters(as_json: AsJson = False) -> None:
     else:
         rows = [(a["adapter"], a["problem"] or "ready", a["package"], a["class"]) for a in found]
         console().print(table(("adapter", "state", "package", "class"), rows))
+
+
+@app.command("new")
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What will stand in `adapter:`.")],
+    directory: Annotated[
+        Path | None, typer.Option("--directory", help="Where to write it; default: ./lockstep-NAME.")
+    ] = None,
+) -> None:
+    """Write the package of a new adapter: a small one that works, with the conformance kit as its tests."""
+    from adapters import registry
+    from algebra.errors import AlreadyExistsError
+    from cli import scaffold
+
+    scaffold.names(name)
+    if name in registry.available():
+        raise AlreadyExistsError(f"there is an adapter {name!r} already; choose another name")
+    target = directory or Path(f"lockstep-{name}")
+    for file in scaffold.write(name, target):
+        print(file)
+    print(f"next: cd {target} && pip install -e '.[dev]' && pytest")
 
 
 @app.command("check")

@@ -3,11 +3,15 @@
 from adapters.conformance.case import Case
 from adapters.conformance.cases import (
     agreement,
+    drift,
     fetching,
+    large,
     lifecycle,
     marks,
     names,
+    recovery,
     resuming,
+    rights,
     rows,
     transactions,
     types,
@@ -25,6 +29,10 @@ CASES: tuple[Case, ...] = (
     *marks.CASES,
     *resuming.CASES,
     *waiting.CASES,
+    *large.CASES,
+    *drift.CASES,
+    *rights.CASES,
+    *recovery.CASES,
     *agreement.CASES,
 )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 import pyarrow as pa
 
 from adapters.conformance.bench import Bench
@@ -10,6 +13,7 @@ from adapters.conformance.journal import JOURNAL, numbered, require_whole_transa
 from adapters.conformance.operations import Delete, Insert, Transaction, Update
 from adapters.conformance.queries import table
 from adapters.conformance.samples import SAMPLES
+from adapters.spi import Boundaries
 from algebra.errors import ConfigurationError
 
 ITEM = table("item", {"id": pa.int64(), "name": pa.string()}, key=["id"])
@@ -125,6 +129,44 @@ def dry_runs_change_nothing(bench: Bench) -> None:
 
 
 @case
+def dry_runs_show_every_statement(bench: Bench) -> None:
+    """The steps that a dry run shows are, word by word, those that are then taken."""
+    bench.create(ITEM, NOTE, PART)
+    for relations in (("item",), ("item", "note", "part")):
+        planned = bench.patiently(functools.partial(bench.adapter.prepare, relations, dry_run=True))
+        done = bench.prepare(*relations)
+        require(planned == done, f"prepare of {relations} announced {planned} and did {done}")
+    planned = bench.patiently(lambda: bench.adapter.remove(dry_run=True))
+    done = bench.remove()
+    require(planned == done, f"remove announced {planned} and did {done}")
+
+
+@case
+def captures_are_declared(bench: Bench) -> None:
+    """The adapter's class says of each capture what it can do and what it asks of the source; a configured
+    source has just that, or weaker boundaries."""
+    bench.create(ITEM)
+    bench.prepare()
+    profiles = type(bench.adapter).captures
+    found = bench.patiently(lambda: bench.adapter.capabilities)
+    require(
+        found.capture in profiles, f"capture {found.capture!r} is not declared; there are {list(profiles)}"
+    )
+    for name, profile in profiles.items():
+        require(profile.capabilities.capture == name, f"{name!r} is declared as {profile.capabilities}")
+        texts = (profile.rights, profile.load, profile.deletes)
+        said = all(text.strip() and "\n" not in text for text in texts)
+        require(said, f"{name!r} does not say in one line each what it needs and what it costs: {profile}")
+    declared = profiles[found.capture].capabilities
+    strength = list(Boundaries)
+    require(
+        replace(found, boundaries=declared.boundaries) == declared
+        and strength.index(found.boundaries) >= strength.index(declared.boundaries),
+        f"this source has {found}; declared is {declared}",
+    )
+
+
+@case
 def remove_leaves_no_trace(bench: Bench) -> None:
     """After remove, the source holds what it held before prepare, data aside; writers go on."""
     bench.create(ITEM, PART, NOTE)
@@ -166,6 +208,8 @@ CASES = (
     prepare_is_idempotent,
     prepare_adds_to_what_is_prepared,
     dry_runs_change_nothing,
+    dry_runs_show_every_statement,
+    captures_are_declared,
     remove_leaves_no_trace,
     remove_is_idempotent,
 )

@@ -28,7 +28,7 @@ def _run(bench: Bench, script_seed: int = 5) -> tuple[Position, list[Position]]:
     return start, seen
 
 
-def _require_suffix(
+def require_suffix(
     bench: Bench, reading: Reading, entries: Sequence[Entry], after: Position, when: str = ""
 ) -> None:
     """Fail unless changes(after) are those of `entries` that come after that position.
@@ -60,7 +60,7 @@ def resume_after_any_position(bench: Bench) -> None:
         entries = reading.entries(start)
         bench.require_entries(f"changes({start})", bench.truth, entries)
         for position in [*seen, *(entry.position for entry in entries)]:
-            _require_suffix(bench, reading, entries, position)
+            require_suffix(bench, reading, entries, position)
         require(
             not reading.entries(reading.position), "changes after the snapshot's own position are not empty"
         )
@@ -82,7 +82,7 @@ def resume_after_a_restart(bench: Bench) -> None:
             f"after a restart, {[numbers_in(e) for e in later]} follow, not [[900]]",
         )
         for position in [start, *seen[::3]]:
-            _require_suffix(bench, reading, [*entries, *later], position, "after a restart, ")
+            require_suffix(bench, reading, [*entries, *later], position, "after a restart, ")
 
 
 @case
@@ -132,8 +132,8 @@ def nothing_is_trimmed_unasked(bench: Bench) -> None:
     for position in seen[:3]:
         bench.acknowledge(start)
         with bench.reading() as reading:
-            _require_suffix(bench, reading, entries, start, "before any acknowledgement, ")
-            _require_suffix(bench, reading, entries, position, "before any acknowledgement, ")
+            require_suffix(bench, reading, entries, start, "before any acknowledgement, ")
+            require_suffix(bench, reading, entries, position, "before any acknowledgement, ")
 
 
 @case
@@ -147,7 +147,7 @@ def acknowledged_positions_can_be_resumed(bench: Bench) -> None:
     with bench.reading() as reading:
         later = reading.entries(entries[-1].position)
         for position in [p for p in seen if p >= middle]:
-            _require_suffix(bench, reading, [*entries, *later], position, f"after acknowledge({middle}), ")
+            require_suffix(bench, reading, [*entries, *later], position, f"after acknowledge({middle}), ")
         bench.require_tables(f"after acknowledge({middle})", reading)
 
 
@@ -166,7 +166,7 @@ def trimmed_history_is_refused(bench: Bench) -> None:
                 reading.snapshot.changes(position)
             except PositionTrimmedError:
                 continue
-            _require_suffix(bench, reading, [*entries, *later], position, f"after acknowledge({middle}), ")
+            require_suffix(bench, reading, [*entries, *later], position, f"after acknowledge({middle}), ")
 
 
 @case
@@ -178,7 +178,7 @@ def acknowledging_never_goes_back(bench: Bench) -> None:
     for position in (middle, start, middle, seen[0]):
         bench.acknowledge(position)
         with bench.reading() as reading:
-            _require_suffix(bench, reading, entries, middle, f"after acknowledge({position}), ")
+            require_suffix(bench, reading, entries, middle, f"after acknowledge({position}), ")
     bench.acknowledge(seen[-1])
     bench.write(numbered(900, Insert("posting", ((1, "after", 0),))))
     shown = [numbers_in(entry) for entry in bench.entries(seen[-1])]
@@ -216,7 +216,22 @@ def positions_of_a_removed_capture_are_refused(bench: Bench) -> None:
             fail(f"changes({position}) of the removed capture answered with {len(changes)} entries")
 
 
+@case
+def acknowledged_history_is_let_go(bench: Bench) -> None:
+    """What was acknowledged is deleted in time: history does not grow for ever in or beside the source."""
+    bench.require_has("trimming", bench.quirks.no_trimming)
+    _run(bench)
+    full = bench.harness.history_size()
+    bench.acknowledge(bench.position())
+    # Some captures delete what was acknowledged when they are next at work.
+    bench.write(numbered(900, Insert("posting", ((1, "after", 0),))))
+    bench.acknowledge(bench.position())
+    left = bench.harness.history_size()
+    require(left < full, f"{full} of history were kept; after all was acknowledged, {left} are")
+
+
 CASES = (
+    acknowledged_history_is_let_go,
     resume_after_any_position,
     resume_after_a_restart,
     positions_rise_with_commits,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from adapters.conformance.bench import Bench
 from adapters.conformance.case import CaseSkipped, case, require
 from adapters.conformance.journal import (
+    WRITER_STRIDE,
     numbered,
     numbers_in,
     require_commit_order,
@@ -12,10 +13,18 @@ from adapters.conformance.journal import (
     require_whole_transactions,
 )
 from adapters.conformance.model import Change
-from adapters.conformance.operations import Delete, Insert, Transaction, Update
+from adapters.conformance.operations import (
+    Delete,
+    Insert,
+    RollbackTo,
+    Savepoint,
+    Transaction,
+    Update,
+)
 from adapters.conformance.reading import Entry
 from adapters.conformance.workload import BANK, Bank
 from adapters.spi import Boundaries
+from algebra.position import Position
 
 ROUNDS = 8
 
@@ -135,6 +144,86 @@ def interleaved_transactions_stay_apart(bench: Bench) -> None:
 
 
 @case
+def savepoints_take_back_a_part(bench: Bench) -> None:
+    """What was rolled back to a savepoint shows nowhere; the rest of its transaction shows as one entry."""
+    bench.require_has("savepoints", bench.quirks.no_savepoints)
+    start = bench.start(*BANK)
+    row, lost = (1, "kept", 5), (2, "lost", 6)
+    bench.write(
+        numbered(
+            1,
+            Insert("account", (row,)),
+            Savepoint("a"),
+            Insert("account", (lost,)),
+            Insert("posting", ((2, "lost", 2),)),
+            Update("account", row, (1, "lost", 7)),
+            RollbackTo("a"),
+            Insert("posting", ((1, "kept", 1),)),
+        ),
+        numbered(
+            2,
+            Savepoint("a"),
+            Insert("posting", ((2, "kept", 2),)),
+            Savepoint("b"),
+            Delete("account", row),
+            Insert("account", (lost,)),
+            RollbackTo("b"),
+            Insert("account", ((3, "kept", 3),)),
+            Savepoint("c"),
+            Insert("account", ((4, "lost", 4),)),
+            RollbackTo("b"),
+        ),
+        Transaction((Savepoint("a"), Delete("account", row), RollbackTo("a"))),
+        numbered(3, Insert("account", (lost,)), Savepoint("a"), Delete("account", lost), commits=False),
+        numbered(4, Update("account", row, (1, "kept", 8))),
+    )
+    shown = [number for entry in bench.entries(start) for number in numbers_in(entry)]
+    require(shown == [1, 2, 4], f"entries show transactions {shown}; 1, 2 and 4 committed")
+    bench.require_agreement(start)
+
+
+@case
+def a_long_transaction_shows_when_it_commits(bench: Bench) -> None:
+    """A transaction that stays open over many snapshots, commits of others and acknowledgements shows in none
+    of them, and wholly after its commit, once, after every position that was seen meanwhile."""
+    bench.require_overlap()
+    start = bench.start(*BANK)
+    others = bench.quirks.writers > 1 and not bench.quirks.one_open_transaction
+    bench.write(numbered(1, Insert("account", ((1, "a", 1),))))
+    pending = [Insert("account", ((100 + i, "long", i),)) for i in range(4)]
+    long, quick = bench.writer(0), bench.writer(1) if others else None
+    long.begin()
+    seen: list[Position] = []
+    entries: list[Entry] = []
+    at = start
+    for number, operation in enumerate(pending):
+        long.execute(operation)
+        if quick is not None:
+            quick_one = numbered(WRITER_STRIDE + number, Insert("posting", ((number, "quick", 0),)))
+            quick.run([quick_one])
+            bench.expect(quick_one)
+        with bench.reading() as reading:
+            bench.require_tables(f"snapshot {number} while a transaction is open", reading)
+            entries += reading.entries(at)
+            at = reading.position
+        seen.append(at)
+        bench.acknowledge(seen[max(0, number - 2)])
+    whole = numbered(2, *pending)
+    long.execute(whole.operations[-1])
+    long.commit()
+    bench.expect(whole)
+    with bench.reading() as reading:
+        bench.require_tables("after the long transaction", reading)
+        entries += reading.entries(at)
+        for index, position in enumerate(seen[1:], start=1):
+            expected = [2, *(WRITER_STRIDE + n for n in range(index + 1, len(pending)) if others)]
+            later = sorted(number for entry in reading.entries(position) for number in numbers_in(entry))
+            require(later == expected, f"after {position}, seen meanwhile, {later} follow, not {expected}")
+    truth = {number: change for change in bench.truth for (number,) in change["journal"]}
+    require_whole_transactions(truth, entries)
+
+
+@case
 def empty_transactions_do_no_harm(bench: Bench) -> None:
     """Transactions that change nothing, or change a row and change it back, add nothing."""
     start = bench.start(*BANK)
@@ -158,6 +247,8 @@ def empty_transactions_do_no_harm(bench: Bench) -> None:
 
 
 CASES = (
+    savepoints_take_back_a_part,
+    a_long_transaction_shows_when_it_commits,
     entries_hold_whole_transactions,
     transactions_come_in_commit_order,
     exact_entries_hold_one_transaction,

@@ -20,7 +20,7 @@ FOREVER = 3600.0
 
 
 @contextmanager
-def _waiting(bench: Bench, timeout: float = FOREVER) -> Iterator[threading.Event]:
+def waiting(bench: Bench, timeout: float = FOREVER) -> Iterator[threading.Event]:
     """Another thread in `adapter.wait`; yields the event that it returned."""
     returned = threading.Event()
 
@@ -42,7 +42,7 @@ def wait_returns_after_a_commit(bench: Bench) -> None:
     """A commit, during the wait, makes it return."""
     bench.start(NOTE)
     for number in range(3):
-        with _waiting(bench) as returned:
+        with waiting(bench) as returned:
             bench.write(ONE)
             require(bench.within_patience(returned), f"wait slept through commit {number}")
         bench.position()
@@ -53,7 +53,7 @@ def wait_returns_for_an_earlier_commit(bench: Bench) -> None:
     """A commit after the last snapshot and before the wait makes it return: no wake-up is lost."""
     bench.start(NOTE)
     bench.write(ONE)
-    with _waiting(bench) as returned:
+    with waiting(bench) as returned:
         require(bench.within_patience(returned), "wait slept on a change that was there when it began")
 
 
@@ -61,7 +61,7 @@ def wait_returns_for_an_earlier_commit(bench: Bench) -> None:
 def wait_returns_when_time_is_up(bench: Bench) -> None:
     """Without a change, the wait ends with its timeout."""
     bench.start(NOTE)
-    with _waiting(bench, timeout=0.05) as returned:
+    with waiting(bench, timeout=0.05) as returned:
         require(bench.within_patience(returned), "wait(0.05) did not return")
 
 
@@ -69,7 +69,7 @@ def wait_returns_when_time_is_up(bench: Bench) -> None:
 def wake_ends_a_wait(bench: Bench) -> None:
     """Another thread's wake makes a wait return."""
     bench.start(NOTE)
-    with _waiting(bench) as returned:
+    with waiting(bench) as returned:
         bench.adapter.wake()
         require(bench.within_patience(returned), "wake did not end the wait")
 

@@ -7,6 +7,8 @@ from adapters.conformance.tests import (
     broken_fetch,
     broken_lifecycle,
     broken_marks,
+    broken_recovery,
+    broken_sizes,
     broken_types,
 )
 from adapters.conformance.tests.fault import Fault
@@ -16,5 +18,7 @@ FAULTS: tuple[Fault, ...] = (
     *broken_fetch.FAULTS,
     *broken_lifecycle.FAULTS,
     *broken_marks.FAULTS,
+    *broken_recovery.FAULTS,
+    *broken_sizes.FAULTS,
     *broken_types.FAULTS,
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -12,7 +13,7 @@ from adapters.conformance.queries import table
 from adapters.conformance.tests.fault import BrokenAdapter, BrokenSnapshot, adapter_fault, snapshot_fault
 from adapters.memory import MemoryAdapter
 from adapters.memory.database import Capture, Version
-from adapters.spi import Changes, Snapshot, SourceTransaction
+from adapters.spi import Boundaries, Capabilities, CaptureProfile, Changes, Snapshot, SourceTransaction
 from algebra.errors import ConfigurationError, PositionTrimmedError
 from algebra.position import ORIGIN, Position
 from algebra.schema import Catalog, Column
@@ -235,7 +236,8 @@ class ReplacesPrepared(MemoryAdapter):
 
         def narrow(version: Version) -> Version:
             capture = version.capture or Capture("", 0)
-            return replace(version, capture=replace(capture, relations=tuple(relations)))
+            shapes = {name: version.schemas[name] for name in relations}
+            return replace(version, capture=replace(capture, shapes=shapes))
 
         if not dry_run:
             self.database.change(narrow)
@@ -252,13 +254,58 @@ class DryRemovesForReal(MemoryAdapter):
         return super().remove()
 
 
+class SummarizesDryRuns(MemoryAdapter):
+    """A dry run says how much would be done, not what."""
+
+    def prepare(self, relations: Sequence[str], *, dry_run: bool = False) -> list[str]:
+        steps = super().prepare(relations, dry_run=dry_run)
+        return [f"step {number}" for number in range(len(steps))] if dry_run else steps
+
+
+class RemovesMoreThanItSays(MemoryAdapter):
+    """A dry run of remove leaves a step out."""
+
+    def remove(self, *, dry_run: bool = False) -> list[str]:
+        return super().remove(dry_run=dry_run)[1 if dry_run else 0 :]
+
+
+class DeclaresNothing(MemoryAdapter):
+    captures: ClassVar[Mapping[str, CaptureProfile]] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return MemoryAdapter.captures["log"].capabilities
+
+
+class CanDoMoreThanItDeclares(MemoryAdapter):
+    """The class declares batches, and its sources say that they tell transactions apart."""
+
+    captures: ClassVar[Mapping[str, CaptureProfile]] = {
+        "log": replace(
+            MemoryAdapter.captures["log"],
+            capabilities=replace(MemoryAdapter.captures["log"].capabilities, boundaries=Boundaries.BATCHED),
+        )
+    }
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return MemoryAdapter.captures["log"].capabilities
+
+
+class NeverTrims(MemoryAdapter):
+    """Acknowledged history stays for ever."""
+
+    def acknowledge(self, position: Position) -> None:
+        pass
+
+
 class LeavesATrace(MemoryAdapter):
     """The log stays behind, empty."""
 
     def remove(self, *, dry_run: bool = False) -> list[str]:
         def empty(version: Version) -> Version:
             capture = version.capture
-            return replace(version, capture=capture and replace(capture, relations=(), log=()))
+            return replace(version, capture=capture and replace(capture, shapes={}, log=()))
 
         if not dry_run:
             self.database.change(empty)
@@ -308,6 +355,11 @@ FAULTS = (
     adapter_fault(ReplacesPrepared, "prepare-adds-to-what-is-prepared"),
     adapter_fault(DryRunsForReal, "dry-runs-change-nothing"),
     adapter_fault(DryRemovesForReal, "dry-runs-change-nothing"),
+    adapter_fault(SummarizesDryRuns, "dry-runs-show-every-statement"),
+    adapter_fault(RemovesMoreThanItSays, "dry-runs-show-every-statement"),
+    adapter_fault(DeclaresNothing, "captures-are-declared"),
+    adapter_fault(CanDoMoreThanItDeclares, "captures-are-declared"),
+    adapter_fault(NeverTrims, "acknowledged-history-is-let-go"),
     adapter_fault(LeavesATrace, "remove-leaves-no-trace", "remove-is-idempotent"),
     adapter_fault(RemovesOnce, "remove-is-idempotent", raises=True),
 )

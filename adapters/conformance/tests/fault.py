@@ -115,6 +115,7 @@ def edit_changes(
 
 
 __all__ = [
+    "BROKEN_QUIRKS",
     "COUNT",
     "BrokenAdapter",
     "BrokenSnapshot",

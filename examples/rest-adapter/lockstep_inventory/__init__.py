@@ -1,0 +1,1 @@
+"""A Lockstep adapter for inventories behind a REST service."""
