@@ -44,12 +44,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import uuid4
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 
 from adapters.global_marks import MARKER, Mark, parts
@@ -159,8 +160,8 @@ class LogCapture(Capture):
         self._clock = clock
         self._control = Session(source, options.conninfo)
         self._reader = Session(source, options.conninfo)
-        self._stream = LogStream(source, options.conninfo, PUBLICATION, clock)
         self._waker = Waker()
+        self._stream = LogStream(source, options.conninfo, PUBLICATION, self._waker.wake, clock)
         self._floor = Position(0)
         self._seen = 0
         self._wanted: Position | None = None
@@ -208,20 +209,22 @@ class LogCapture(Capture):
                 f"CREATE PUBLICATION {PUBLICATION} WITH (publish = 'insert, update, delete, truncate',"
                 " publish_via_partition_root = true)"
             )
-        problems = self._problems(installed, tables)
-        for prepared in installed.relations:
-            if prepared.number in problems:
-                relation = tables.relations.get(prepared.name)
-                steps += self._unprepare(prepared, relation)
-                if relation is not None:
-                    wanted.append(relation)
+        problems = self._problems(self._control, installed, tables)
+        broken = [prepared for prepared in installed.relations if prepared.number in problems]
+        wanted += [
+            tables.relations[prepared.name] for prepared in broken if prepared.name in tables.relations
+        ]
         have = {p.name for p in installed.relations if p.number not in problems}
         number = max((p.number for p in installed.relations), default=0)
         new = {r.name: r for r in wanted if r.name not in have}
-        self._check_owner(new.values())
+        self._check_owner(list(new.values()))
+        remembered = {oid: identity for prepared in broken for oid, identity in prepared.identity}
+        kept = {oid for relation in new.values() for oid, *_ in self._identities(relation)}
+        for prepared in broken:
+            steps += self._unprepare(prepared, kept)
         for relation in new.values():
             number += 1
-            steps += self._prepare_relation(number, relation)
+            steps += self._prepare_relation(number, relation, remembered)
         slots = [row[0] for row in self._control.rows(_SLOTS)]
         slot = read_slot(self._control)
         slot_steps: list[str] = []
@@ -231,11 +234,13 @@ class LogCapture(Capture):
             slot_steps += [f"SELECT pg_drop_replication_slot({text(old)})" for old in slots]
         return steps, slot_steps
 
-    def _prepare_relation(self, number: int, relation: SourceRelation) -> list[str]:
+    def _prepare_relation(
+        self, number: int, relation: SourceRelation, remembered: Mapping[str, str]
+    ) -> list[str]:
         identities = self._identities(relation)
         steps = [
             f"ALTER TABLE {table} REPLICA IDENTITY FULL"
-            for table, identity in identities
+            for _, table, identity in identities
             if identity != "FULL"
         ]
         function = f"{OWN}.truncate_{number}"
@@ -250,55 +255,51 @@ class LogCapture(Capture):
             " TG_TABLE_SCHEMA, TG_TABLE_NAME);"
             " RETURN NULL; END $lockstep$"
         )
-        for table, _ in identities:
+        for _, table, _ in identities:
             steps.append(
                 f"CREATE TRIGGER _lockstep_truncate BEFORE TRUNCATE ON {table}"
                 f" FOR EACH STATEMENT EXECUTE FUNCTION {function}()"
             )
         steps.append(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE {relation.scanned}")
-        steps.append(note_relation(number, relation, [i for i in identities if i[1] != "FULL"]))
+        before = [(oid, remembered.get(oid, identity)) for oid, _, identity in identities]
+        steps.append(note_relation(number, relation, [pair for pair in before if pair[1] != "FULL"]))
         return steps
 
-    def _identities(self, relation: SourceRelation) -> list[tuple[str, str]]:
-        """Every table that holds rows of the relation, with its replica identity as ALTER TABLE says it."""
+    def _identities(self, relation: SourceRelation) -> list[tuple[str, str, str]]:
+        """Every table that holds rows of the relation: oid, name, and replica identity as ALTER TABLE says it."""
         tables = relation.partitions if relation.partitioned else (relation.qualified,)
         found = []
         for table in tables:
-            kind, index = self._control.one(
-                "SELECT c.relreplident::text, (SELECT quote_ident(i.relname) FROM pg_index x JOIN pg_class i"
-                " ON i.oid = x.indexrelid WHERE x.indrelid = c.oid AND x.indisreplident)"
+            oid, kind, index = self._control.one(
+                "SELECT c.oid::text, c.relreplident::text, (SELECT quote_ident(i.relname) FROM pg_index x"
+                " JOIN pg_class i ON i.oid = x.indexrelid WHERE x.indrelid = c.oid AND x.indisreplident)"
                 " FROM pg_class c WHERE c.oid = %s::regclass",
                 [table],
             )
             words = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": f"USING INDEX {index}"}
-            found.append((table, words[kind] if kind != "i" or index else "DEFAULT"))
+            found.append((oid, table, words[kind] if kind != "i" or index else "DEFAULT"))
         return found
 
-    def _unprepare(self, prepared: Prepared, relation: SourceRelation | None) -> list[str]:
-        """Undo what was done to one relation, as far as its tables are still there."""
-        steps = []
-        there = self._control.rows(
-            "SELECT t.tgrelid::regclass::text FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid"
-            " JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = %s AND p.proname = %s ORDER BY 1",
-            [OWN, f"truncate_{prepared.number}"],
-        )
-        tables = {table for (table,) in there}
+    def _unprepare(self, prepared: Prepared, kept: Collection[str] = ()) -> list[str]:
+        """Undo what was done to one relation, as far as its tables are there and not `kept` (by oid)."""
+        name = f"truncate_{prepared.number}"
         published = self._control.rows(
-            "SELECT r.prrelid::regclass::text FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid"
-            " WHERE p.pubname = %s AND (r.prrelid::regclass::text = ANY (%s)"
-            " OR r.prrelid IN (SELECT inhparent FROM pg_inherits WHERE inhrelid::regclass::text = ANY (%s))"
-            " OR r.prrelid = to_regclass(%s))",
-            [PUBLICATION, list(tables), list(tables), path(prepared.schema, prepared.table)],
+            "SELECT DISTINCT r.prrelid::regclass::text FROM pg_publication_rel r"
+            " JOIN pg_publication p ON p.oid = r.prpubid"
+            " LEFT JOIN (pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid"
+            "            JOIN pg_namespace n ON n.oid = f.pronamespace AND n.nspname = %s AND f.proname = %s)"
+            "   ON r.prrelid = t.tgrelid OR r.prrelid IN (SELECT relid FROM pg_partition_ancestors(t.tgrelid))"
+            " WHERE p.pubname = %s AND (t.oid IS NOT NULL OR r.prrelid = to_regclass(%s))",
+            [OWN, name, PUBLICATION, path(prepared.schema, prepared.table)],
         )
-        steps += [f"ALTER PUBLICATION {PUBLICATION} DROP TABLE {table}" for (table,) in published]
-        steps += [f"DROP TRIGGER _lockstep_truncate ON {table}" for table in sorted(tables)]
-        steps.append(f"DROP FUNCTION {OWN}.truncate_{prepared.number}()")
-        for table, identity in prepared.identity:
-            exists = self._control.one(
-                "SELECT relreplident = 'f' FROM pg_class WHERE oid = to_regclass(%s)", [table]
+        steps = [f"ALTER PUBLICATION {PUBLICATION} DROP TABLE {table}" for (table,) in published]
+        steps.append(f"DROP FUNCTION {OWN}.{name}() CASCADE")
+        for oid, identity in prepared.identity:
+            table = self._control.one(
+                "SELECT oid::regclass::text FROM pg_class WHERE oid = %s::oid AND relreplident = 'f'", [oid]
             )
-            if exists is not None and exists[0]:
-                steps.append(f"ALTER TABLE {table} REPLICA IDENTITY {identity}")
+            if table is not None and oid not in kept:
+                steps.append(f"ALTER TABLE {table[0]} REPLICA IDENTITY {identity}")
         steps.append(f"DELETE FROM {RELATIONS} WHERE number = {prepared.number}")
         return steps
 
@@ -319,8 +320,8 @@ class LogCapture(Capture):
                 " or use capture: trigger"
             )
 
-    def _check_owner(self, relations: Sequence[SourceRelation] | object) -> None:
-        for relation in relations:  # type: ignore[attr-defined]
+    def _check_owner(self, relations: Sequence[SourceRelation]) -> None:
+        for relation in relations:
             owns, owner, user = self._control.one(
                 "SELECT pg_has_role(relowner, 'USAGE'), quote_ident(pg_get_userbyid(relowner)),"
                 " quote_ident(current_user) FROM pg_class WHERE oid = %s::oid",
@@ -337,9 +338,8 @@ class LogCapture(Capture):
         slots = [f"SELECT pg_drop_replication_slot({text(row[0])})" for row in self._control.rows(_SLOTS)]
         installed = read_installed(self._control, self._source, LOG)
         if installed.epoch:
-            tables = known_tables(self._control, self._options, installed, None)
             for prepared in installed.relations:
-                steps += self._unprepare(prepared, tables.relations.get(prepared.name))
+                steps += self._unprepare(prepared)
             marker = self._control.one(
                 "SELECT c.oid::regclass::text FROM pg_class c JOIN pg_trigger t ON t.tgrelid = c.oid"
                 " WHERE c.relname = %s AND c.relkind = 'v' AND t.tgname = '_lockstep_mark'",
@@ -362,10 +362,9 @@ class LogCapture(Capture):
             self._locked = ()
         return [*steps, *slots]
 
-    def _problems(self, installed: Installed, tables: SourceTables) -> dict[int, str]:
+    def _problems(self, session: Session, installed: Installed, tables: SourceTables) -> dict[int, str]:
         """The prepared relations whose capture no longer works, by number, with the reason in words."""
         problems = {}
-        session = self._reader if self._reading else self._control
         for prepared in installed.relations:
             relation = tables.relations.get(prepared.name)
             problem = drift(prepared, relation)
@@ -374,8 +373,6 @@ class LogCapture(Capture):
             if problem is not None:
                 problems[prepared.number] = problem
         return problems
-
-    _reading = False
 
     @staticmethod
     def _broken(session: Session, prepared: Prepared, relation: SourceRelation) -> str | None:
@@ -416,6 +413,10 @@ class LogCapture(Capture):
                 view = self._try_open(arrow)
                 if view is not None:
                     return view
+            except psycopg.errors.UndefinedTable:
+                if not self._locked:
+                    raise
+                self._locked = ()  # one of them was renamed or dropped meanwhile
             except BaseException:
                 self._reader.rollback()
                 raise
@@ -450,17 +451,14 @@ class LogCapture(Capture):
             self._control.run(_FENCE)
         self._stream.read_until(inserted, max(self._options.footprint.statement_timeout, 30.0))
         visibility = Visibility.of(shown)
-        flags = [visibility.shows(visibility.whole(entry.xid)) for entry in self._stream.entries]
+        entries = self._stream.entries
+        flags = [visibility.shows(visibility.whole(entry.xid)) for entry in entries]
         count = flags.index(False) if False in flags else len(flags)
         if any(flags[count:]):
             return None
-        entries = self._stream.entries[:count]
+        entries = entries[:count]
         self._seen = entries[-1].end if entries else self._floor.ordinal
-        try:
-            self._reading = True
-            problems = self._problems(installed, tables)
-        finally:
-            self._reading = False
+        problems = self._problems(self._reader, installed, tables)
         numbered = {prepared.number: prepared.name for prepared in installed.relations}
         broken = [changed(self._source, numbered[number], why) for number, why in problems.items()]
         history = LogHistory(
@@ -471,7 +469,8 @@ class LogCapture(Capture):
 
     def _follow(self, slot: Slot) -> None:
         """Have the stream of this slot; a new one begins where the slot stands."""
-        if self._stream.is_open and self._stream.slot == slot.name:
+        self._stream.check()
+        if self._stream.slot == slot.name:
             return
         self._stream.start(slot.name)
         # Read after the copy was made: the copy does not stand further than this.
@@ -498,13 +497,14 @@ class LogCapture(Capture):
         while True:
             with translated(self._source):
                 self._tend()
-                if self._stream.slot:
-                    self._stream.read_available()
-                    if self._stream.entries and self._stream.entries[-1].end > self._seen:
-                        return
+                self._stream.check()
+            entries = self._stream.entries
             left = deadline - self._clock()
-            sockets = [self._stream.socket] if self._stream.slot else []
-            if left <= 0 or self._waker.wait(sockets, min(left, TEND_SECONDS)):
+            if left <= 0 or (entries and entries[-1].end > self._seen):
+                return
+            if self._waker.wait([], min(left, TEND_SECONDS)):
+                with translated(self._source):
+                    self._stream.check()
                 return
 
     def wake(self) -> None:

@@ -27,10 +27,11 @@ written. A restored database, which may give the same ids and numbers to other t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from uuid import uuid4
 
+import psycopg
 import pyarrow as pa
 
 from adapters.global_marks import MARKER, Mark, parts
@@ -149,8 +150,8 @@ class TriggerCapture(Capture):
             steps += layout.relation(number, relation, notify=notify)
         return steps
 
-    def _check_subscriptions(self, relations: object) -> None:
-        for relation in relations:  # type: ignore[attr-defined]
+    def _check_subscriptions(self, relations: Iterable[SourceRelation]) -> None:
+        for relation in relations:
             fed = self._control.one(
                 "SELECT EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = %s::oid)", [relation.oid]
             )
@@ -232,6 +233,11 @@ class TriggerCapture(Capture):
         for _ in range(10):
             try:
                 view = self._try_open(arrow)
+            except psycopg.errors.UndefinedTable:
+                if not self._locked:
+                    raise
+                self._locked = ()  # one of them was renamed or dropped meanwhile
+                view = None
             except BaseException:
                 self._reader.rollback()
                 self._control.rollback()
@@ -239,6 +245,7 @@ class TriggerCapture(Capture):
             if view is not None:
                 return view
             self._reader.rollback()
+            self._control.rollback()
         raise SourceUnavailableError(f"source {self._source!r}: its tables are being replaced all the time")
 
     def _try_open(self, arrow: ArrowLease) -> View | None:
@@ -284,7 +291,9 @@ class TriggerCapture(Capture):
             last = control.one(_LAST)
             trimmed = control.one(f"SELECT trimmed FROM {META}")[0]
             first = (last[0] if last is not None else trimmed) + 1
-            order = commit_order((row[0] for row in found), parse_cuts(cut for row in found for cut in row[1]))
+            order = commit_order(
+                (row[0] for row in found), parse_cuts(cut for row in found for cut in row[1])
+            )
             mark = uuid4().hex[:12]
             if order:
                 control.execute(
@@ -423,7 +432,9 @@ class TriggerHistory(History):
             raise trimmed(self._source, after)
         if not entries:
             return Changes((), {})
-        positions = tuple(Position(ordinal, f"{self._installed.epoch}:{mark}") for ordinal, _, mark in entries)
+        positions = tuple(
+            Position(ordinal, f"{self._installed.epoch}:{mark}") for ordinal, _, mark in entries
+        )
         index = pa.record_batch(
             {
                 "1": pa.array([[xid for _, xid, _ in entries]], pa.list_(pa.int64())),
