@@ -27,7 +27,7 @@ Shape = tuple[tuple[str, str], ...]
 _TABLES = f"""
     SELECT c.oid::int8, n.nspname, c.relname, c.relkind::text, greatest(c.reltuples, 0)::int8, c.relreplident::text,
            coalesce((SELECT array_agg(p.relid::int8 || ' ' || p.relid::regclass ORDER BY p.relid::regclass::text)
-                     FROM pg_partition_tree(c.oid) p WHERE c.relkind = 'p' AND p.isleaf), '{{}}')
+                     FROM pg_partition_tree(c.oid) p WHERE c.relkind = 'p' AND p.relid <> c.oid), '{{}}')
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
       AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
@@ -102,7 +102,7 @@ class SourceColumn:
 class SourceRelation:
     """A table: the relation it is shown as, and what it is in PostgreSQL.
 
-    `partitions`: of a partitioned table, its leaves, quoted as the server does. `identity`: the replica
+    `partitions`: of a partitioned table, all below it, quoted as the server does. `identity`: the replica
     identity of an ordinary table. `all_columns`: those that are not shown, too, in order.
     """
 
@@ -121,6 +121,11 @@ class SourceRelation:
     @property
     def qualified(self) -> str:
         return path(self.schema, self.table)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The table, and every partition of it."""
+        return (self.qualified, *self.partitions)
 
     @property
     def scanned(self) -> str:

@@ -17,7 +17,8 @@ REPEATABLE READ transaction the snapshot is the first statement's; there, waitin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 
 from adapters.postgresql.visibility import Visibility
 
@@ -47,6 +48,15 @@ def commit_order(committed: Iterable[int], cuts: Iterable[Visibility]) -> list[i
     return [*result, *sorted([*held, *waiting[position:]])]
 
 
-def parse_cuts(texts: Iterable[str], known: Mapping[str, Visibility] | None = None) -> list[Visibility]:
-    """Cuts from their text forms."""
-    return [Visibility.of(text) for text in set(texts)]
+def parse_cuts(logged: Iterable[tuple[int, Iterable[str]]]) -> list[Visibility]:
+    """The cuts that transactions logged; each leaves itself out, though it was running.
+
+    >>> parse_cuts([(7, ["7:9:"])]) == [Visibility(7, 9, frozenset({7}))]
+    True
+    """
+    cuts = []
+    for xid, texts in logged:
+        for text in set(texts):
+            cut = Visibility.of(text)
+            cuts.append(replace(cut, running=cut.running | {xid}) if xid < cut.xmax else cut)
+    return cuts

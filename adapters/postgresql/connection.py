@@ -113,13 +113,23 @@ class ArrowSession:
         self._lock = threading.Lock()
 
     def begin(self, snapshot: str) -> None:
-        """Start a read transaction on an exported snapshot."""
+        """Start a read transaction on an exported snapshot, on a new connection if the old one is broken."""
+        if not re.fullmatch(r"[0-9A-F-]+", snapshot):
+            raise SourceUnavailableError(f"source {self.source!r}: {snapshot!r} is no snapshot")
+        kept = self._connection is not None
+        try:
+            self._begin(snapshot)
+        except adbc_driver_manager.Error:
+            self.close()
+            if not kept:
+                raise
+            self._begin(snapshot)
+
+    def _begin(self, snapshot: str) -> None:
         with self._lock:
             if self._connection is None:
                 self._connection = adbc_driver_postgresql.dbapi.connect(self._conninfo, autocommit=True)
         self.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        if not re.fullmatch(r"[0-9A-F-]+", snapshot):
-            raise SourceUnavailableError(f"source {self.source!r}: {snapshot!r} is no snapshot")
         self.run(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
 
     def run(self, statement: str) -> None:

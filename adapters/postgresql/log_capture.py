@@ -119,7 +119,7 @@ _SLOTS = f"""
       AND starts_with(slot_name, {text(SLOT_PREFIX)})
     ORDER BY slot_name"""
 _FENCE = (
-    "BEGIN; SET LOCAL synchronous_commit = local;"
+    "BEGIN READ WRITE; SET LOCAL synchronous_commit = local;"
     f" SELECT pg_logical_emit_message(true, '{OWN}:fence', ''); COMMIT"
 )
 
@@ -266,10 +266,12 @@ class LogCapture(Capture):
         return steps
 
     def _identities(self, relation: SourceRelation) -> list[tuple[str, str, str]]:
-        """Every table that holds rows of the relation: oid, name, and replica identity as ALTER TABLE says it."""
-        tables = relation.partitions if relation.partitioned else (relation.qualified,)
+        """The table and its partitions: oid, name, and replica identity as ALTER TABLE says it.
+
+        Whether old rows are logged is up to the partition, whether they are sent as such is up to the root.
+        """
         found = []
-        for table in tables:
+        for table in relation.tables:
             oid, kind, index = self._control.one(
                 "SELECT c.oid::text, c.relreplident::text, (SELECT quote_ident(i.relname) FROM pg_index x"
                 " JOIN pg_class i ON i.oid = x.indexrelid WHERE x.indrelid = c.oid AND x.indisreplident)"
@@ -376,7 +378,7 @@ class LogCapture(Capture):
 
     @staticmethod
     def _broken(session: Session, prepared: Prepared, relation: SourceRelation) -> str | None:
-        tables = list(relation.partitions) if relation.partitioned else [relation.qualified]
+        tables = list(relation.tables)
         full, triggers, published = session.one(
             "SELECT coalesce((SELECT bool_and(c.relreplident = 'f') FROM pg_class c"
             "         WHERE c.oid = ANY (%s::text[]::regclass[]::oid[])), true),"
@@ -441,10 +443,9 @@ class LogCapture(Capture):
             return None  # once more, with these tables locked
         if not installed.epoch:
             return View(self._reader, tables, Nothing(not_prepared(self._source)))
+        self._seen = 0
         slot = read_slot(self._control)
-        if slot is None:
-            return View(self._reader, tables, Nothing(self._no_slot()))
-        if self._overdue(slot, inserted):
+        if slot is None or self._overdue(slot, inserted):
             return View(self._reader, tables, Nothing(self._no_slot()))
         self._follow(slot)
         if flushed < inserted:
@@ -457,7 +458,7 @@ class LogCapture(Capture):
         if any(flags[count:]):
             return None
         entries = entries[:count]
-        self._seen = entries[-1].end if entries else self._floor.ordinal
+        self._seen = entries[-1].end if entries else max(1, self._floor.ordinal)
         problems = self._problems(self._reader, installed, tables)
         numbered = {prepared.number: prepared.name for prepared in installed.relations}
         broken = [changed(self._source, numbered[number], why) for number, why in problems.items()]
@@ -498,6 +499,8 @@ class LogCapture(Capture):
             with translated(self._source):
                 self._tend()
                 self._stream.check()
+            if self._seen and not self._stream.slot:
+                return  # the stream was lost: only another snapshot can tell what it missed
             entries = self._stream.entries
             left = deadline - self._clock()
             if left <= 0 or (entries and entries[-1].end > self._seen):

@@ -69,13 +69,13 @@ from adapters.postgresql.visibility import Visibility
 from adapters.postgresql.waker import Waker
 from adapters.spi import Changes
 from algebra.errors import ConfigurationError, SchemaChangedError, SourceUnavailableError
-from algebra.position import ORIGIN, Position
+from algebra.position import Position
 
 POLL_SECONDS = 0.05
 """Without notifications, how often the log is looked at."""
 
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;"
-_NUMBER = "BEGIN ISOLATION LEVEL REPEATABLE READ; SET LOCAL synchronous_commit = local;"
+_NUMBER = "BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE; SET LOCAL synchronous_commit = local;"
 _NEW = f"""
     SELECT s.xid, array_agg(s.cut) FROM {layout.STATEMENTS} s
     WHERE s.xid >= coalesce((SELECT c.horizon FROM {layout.COMMITS} c ORDER BY c.ordinal DESC LIMIT 1), 0)
@@ -292,7 +292,7 @@ class TriggerCapture(Capture):
             trimmed = control.one(f"SELECT trimmed FROM {META}")[0]
             first = (last[0] if last is not None else trimmed) + 1
             order = commit_order(
-                (row[0] for row in found), parse_cuts(cut for row in found for cut in row[1])
+                (row[0] for row in found), parse_cuts(found)
             )
             mark = uuid4().hex[:12]
             if order:
@@ -455,12 +455,10 @@ class TriggerHistory(History):
         epoch, _, mark = after.token.partition(":")
         known = self._control.one(f"SELECT trimmed FROM {META}")
         first = known[0] if known is not None else self._installed.trimmed
-        if after.ordinal < first:
+        if after.ordinal < first or not after.token:
             raise trimmed(self._source, after)
-        if after.ordinal > self._position.ordinal or (after.token and epoch != self._installed.epoch):
+        if after.ordinal > self._position.ordinal or epoch != self._installed.epoch:
             raise foreign(self._source, after)
-        if after == ORIGIN and not after.token:
-            return
         entry = self._control.one(f"SELECT mark FROM {layout.COMMITS} WHERE ordinal = %s", [after.ordinal])
         if (entry[0] if entry is not None else "") != mark:
             raise foreign(self._source, after)

@@ -95,7 +95,7 @@ def relation(number: int, shown: SourceRelation, *, notify: bool) -> list[str]:
         f"CREATE FUNCTION {function(number)}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER {CANONICAL}"
         f" AS $lockstep$ {body} $lockstep$",
     ]
-    for table in (shown.qualified, *shown.partitions):
+    for table in shown.tables:
         steps += [
             f"CREATE TRIGGER _lockstep_{event} AFTER {event.upper()} ON {table} {rows}"
             f" FOR EACH STATEMENT EXECUTE FUNCTION {function(number)}()"
