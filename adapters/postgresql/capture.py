@@ -159,7 +159,7 @@ def record_columns(relation: SourceRelation) -> str:
 
 def record_table(relation: SourceRelation, table: pa.Table) -> pa.Table:
     """What was selected by `record_columns`, then `_tx` and `_count`, as a table of `Changes`."""
-    columns = [column.known.shown(table.column(i), column.name) for i, column in enumerate(relation.columns)]
+    columns = [column.known.shown(table.column(i), f"{relation.name}.{column.name}") for i, column in enumerate(relation.columns)]
     columns += [table.column(table.num_columns - 2), table.column(table.num_columns - 1)]
     return pa.Table.from_arrays(columns, schema=change_schema(relation))
 

@@ -188,6 +188,8 @@ def translate(source: str, text: str, state: str | None) -> LockstepError:
             return SourceUnavailableError(f"{line} (option lock_timeout)")
         case "57014":
             return SourceUnavailableError(f"{line} (option statement_timeout)")
+        case None if "statement timeout" in line:
+            return SourceUnavailableError(f"{line} (option statement_timeout)")
         case None:
             mend = _NOT_OURS_TO_MEND.search(line) is not None and "starting up" not in line
             return ConfigurationError(line) if mend else SourceUnavailableError(line)

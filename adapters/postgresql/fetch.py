@@ -11,7 +11,7 @@ the first into memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -42,15 +42,15 @@ class Fetch:
         self._session = session
         self._source = session.source
         self._schema = query.arrow
-        self._types = [
-            tables.relations[_relation(query, c.source)].column(c.source.column).known for c in query.columns
-        ]
+        names = [(_relation(query, c.source), c.source.column) for c in query.columns]
+        self._names = [f"{relation}.{column}" for relation, column in names]
+        self._types = [tables.relations[relation].column(column).known for relation, column in names]
         self._spend = spend
         statement = Statement(tables, query)
         self._parts: Iterator[tuple[str, pa.RecordBatch | None]] = iter(
             [(statement.text(), statement.bound())] if keys is None else statement.by_keys(keys)
         )
-        self._running = self._answers()
+        self._running: Generator[pa.RecordBatch, None, None] = self._answers()
         self._read_ahead: list[pa.RecordBatch] = []
         self._closed = False
 
@@ -81,7 +81,7 @@ class Fetch:
                 return
             yield batch
 
-    def _answers(self) -> Iterator[pa.RecordBatch]:  # a generator, so that closing it closes the cursor
+    def _answers(self) -> Generator[pa.RecordBatch, None, None]:
         for statement, parameters in self._parts:
             self._spend()
             with translated(self._source):
@@ -97,8 +97,8 @@ class Fetch:
 
     def _shown(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = [
-            type_.shown(column, field.name)
-            for column, type_, field in zip(batch.columns, self._types, self._schema, strict=True)
+            type_.shown(column, name)
+            for column, type_, name in zip(batch.columns, self._types, self._names, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 

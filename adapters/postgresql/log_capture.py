@@ -716,7 +716,9 @@ def _typed(
         raise changed(source, relation.name, f"had no column {missing[0]!r} when it was changed")
     for rows in parse(message, kind, found):
         columns = [
-            column.known.parsed(rows.columns[message.columns.index(column.name)], column.name)
+            column.known.parsed(
+                rows.columns[message.columns.index(column.name)], f"{relation.name}.{column.name}"
+            )
             for column in relation.columns
         ]
         columns.append(pa.array(owner[rows.messages].astype(np.int32)))

@@ -53,7 +53,7 @@ class ColumnType:
                 column = _storage(column)
                 column = column.cast(self.arrow)
         except pa.ArrowInvalid as error:
-            raise DataError(f"column {name!r}: {error}") from error
+            raise DataError(f"column {name}: {error}") from error
         check(column, name)
         return column
 
@@ -62,7 +62,7 @@ class ColumnType:
         try:
             values = self.parse(column)
         except (pa.ArrowInvalid, ValueError) as error:
-            raise DataError(f"column {name!r} has a value that is no {self.arrow}: {error}") from error
+            raise DataError(f"column {name} has a value that is no {self.arrow}: {error}") from error
         check(values, name)
         return values
 
@@ -78,7 +78,7 @@ def check(column: pa.Array | pa.ChunkedArray, name: str) -> None:
     if bounds["min"] is None:
         return
     if bounds["min"] < FIRST_DAY * unit or bounds["max"] >= (LAST_DAY + 1) * unit:
-        raise DataError(f"column {name!r} has a date that is infinite or outside of the years 1 to 9999")
+        raise DataError(f"column {name} has a date that is infinite or outside of the years 1 to 9999")
 
 
 def column_type(name: str, kind: str, category: str, modifier: int, numeric_scale: int) -> ColumnType | None:
