@@ -102,7 +102,8 @@ class SourceColumn:
 class SourceRelation:
     """A table: the relation it is shown as, and what it is in PostgreSQL.
 
-    `partitions`: of a partitioned table, all below it, quoted as the server does. `identity`: the replica
+    `partitions`: of a partitioned table, all below it, quoted as the server does. `oids`: of
+    the table and its partitions. `identity`: the replica
     identity of an ordinary table. `all_columns`: those that are not shown, too, in order.
     """
 
@@ -115,6 +116,7 @@ class SourceRelation:
     key: tuple[str, ...]
     partitioned: bool
     partitions: tuple[str, ...]
+    oids: tuple[int, ...]
     identity: str
     row_estimate: int
 
@@ -219,6 +221,7 @@ def read_tables(session: Session, options: Options, names: Sequence[str] | None)
             key=next((key for key in keys.get(oid, ()) if present.issuperset(key)), ()),
             partitioned=kind == "p",
             partitions=tuple(partition.partition(" ")[2] for partition in partitions),
+            oids=(oid, *(int(partition.partition(" ")[0]) for partition in partitions)),
             identity=identity,
             row_estimate=estimate,
         )

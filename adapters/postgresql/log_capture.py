@@ -83,7 +83,8 @@ from adapters.postgresql.capture import (
     trimmed,
 )
 from adapters.postgresql.catalog import OWN, SourceRelation, SourceTables
-from adapters.postgresql.connection import Session, translated
+from adapters.postgresql.connection import ArrowSession, Session, translated
+from adapters.postgresql.known import Known, KnownReader
 from adapters.postgresql.options import LOG, Options
 from adapters.postgresql.pgoutput import MARK_PREFIX, TRUNCATE_PREFIX, Entry, RelationMessage, parse
 from adapters.postgresql.sql import path, quote, text
@@ -167,6 +168,7 @@ class LogCapture(Capture):
         self._wanted: Position | None = None
         self._tended_at = clock()
         self._locked: tuple[SourceRelation, ...] = ()
+        self._known = KnownReader(source, options, shown, self._problems)
 
     # Installing
 
@@ -364,37 +366,38 @@ class LogCapture(Capture):
             self._locked = ()
         return [*steps, *slots]
 
-    def _problems(self, session: Session, installed: Installed, tables: SourceTables) -> dict[int, str]:
+    @staticmethod
+    def _problems(session: Session, installed: Installed, tables: SourceTables) -> dict[int, str]:
         """The prepared relations whose capture no longer works, by number, with the reason in words."""
+        oids = [oid for relation in tables.relations.values() for oid in relation.oids]
+        found = {
+            oid: state
+            for oid, *state in session.rows(
+                "SELECT c.oid::int8, c.relreplident = 'f',"
+                " (SELECT array_agg(p.proname::text) FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid"
+                "   JOIN pg_namespace n ON n.oid = p.pronamespace"
+                "   WHERE t.tgrelid = c.oid AND n.nspname = %s AND t.tgenabled IN ('O', 'A')),"
+                " EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid"
+                "   WHERE p.pubname = %s AND r.prrelid = c.oid)"
+                " FROM pg_class c WHERE c.oid = ANY (%s::oid[])",
+                [OWN, PUBLICATION, oids],
+            )
+        }
         problems = {}
         for prepared in installed.relations:
             relation = tables.relations.get(prepared.name)
             problem = drift(prepared, relation)
             if problem is None and relation is not None:
-                problem = self._broken(session, prepared, relation)
+                states = [found[oid] for oid in relation.oids]
+                if not all(full for full, _, _ in states):
+                    problem = "lost its replica identity"
+                elif not all(f"truncate_{prepared.number}" in (triggers or ()) for _, triggers, _ in states):
+                    problem = "lost its trigger"
+                elif not states[0][2]:
+                    problem = "is no longer published"
             if problem is not None:
                 problems[prepared.number] = problem
         return problems
-
-    @staticmethod
-    def _broken(session: Session, prepared: Prepared, relation: SourceRelation) -> str | None:
-        tables = list(relation.tables)
-        full, triggers, published = session.one(
-            "SELECT coalesce((SELECT bool_and(c.relreplident = 'f') FROM pg_class c"
-            "         WHERE c.oid = ANY (%s::text[]::regclass[]::oid[])), true),"
-            " (SELECT count(*) FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid"
-            "   JOIN pg_namespace n ON n.oid = p.pronamespace"
-            "   WHERE n.nspname = %s AND p.proname = %s AND t.tgenabled IN ('O', 'A')"
-            "     AND t.tgrelid = ANY (%s::text[]::regclass[]::oid[])),"
-            " EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid"
-            "   WHERE p.pubname = %s AND r.prrelid = %s::oid)",
-            [tables, OWN, f"truncate_{prepared.number}", tables, PUBLICATION, relation.oid],
-        )
-        if not full:
-            return "lost its replica identity"
-        if triggers != len(tables):
-            return "lost its trigger"
-        return None if published else "is no longer published"
 
     # Reading
 
@@ -416,9 +419,9 @@ class LogCapture(Capture):
                 if view is not None:
                     return view
             except psycopg.errors.UndefinedTable:
-                if not self._locked:
-                    raise
-                self._locked = ()  # one of them was renamed or dropped meanwhile
+                # Renamed, dropped or removed meanwhile: look again.
+                self._locked = ()
+                self._known.forget()
             except BaseException:
                 self._reader.rollback()
                 raise
@@ -435,13 +438,12 @@ class LogCapture(Capture):
         """The view, or None if this snapshot shows no prefix of the log."""
         self._reader.run(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {lock_statement(self._locked)}")
         shown, inserted, flushed = self._reader.one(_NOW)
-        installed = read_installed(self._reader, self._source, LOG)
-        tables = known_tables(self._reader, self._options, installed, self._shown)
-        there = tuple(tables.relations[name] for name in installed.names if name in tables.relations)
-        if [r.qualified for r in there] != [r.qualified for r in self._locked]:
-            self._locked = there
+        known = self._known.read(self._reader)
+        if [r.qualified for r in known.locked] != [r.qualified for r in self._locked]:
+            self._locked = known.locked
             return None  # once more, with these tables locked
-        if not installed.epoch:
+        tables = known.tables
+        if not known.installed.epoch:
             return View(self._reader, tables, Nothing(not_prepared(self._source)))
         self._seen = 0
         slot = read_slot(self._control)
@@ -459,13 +461,9 @@ class LogCapture(Capture):
             return None
         entries = entries[:count]
         self._seen = entries[-1].end if entries else max(1, self._floor.ordinal)
-        problems = self._problems(self._reader, installed, tables)
-        numbered = {prepared.number: prepared.name for prepared in installed.relations}
-        broken = [changed(self._source, numbered[number], why) for number, why in problems.items()]
         history = LogHistory(
-            self._source, slot.epoch, self._floor, entries, tables, installed, broken,
-            lambda: arrow.join(self._reader),
-        )  # fmt: skip
+            self._source, slot.epoch, self._floor, entries, known, lambda: arrow.join(self._reader)
+        )
         return View(self._reader, tables, history)
 
     def _follow(self, slot: Slot) -> None:
@@ -609,18 +607,16 @@ class LogHistory(History):
         epoch: str,
         floor: Position,
         entries: Sequence[Entry],
-        tables: SourceTables,
-        installed: Installed,
-        broken: Sequence[SchemaChangedError],
-        arrow: Callable[[], object],
+        known: Known,
+        arrow: Callable[[], ArrowSession],
     ) -> None:
         self._source = source
         self._epoch = epoch
         self._floor = floor
         self._entries = entries
-        self._tables = tables
-        self._installed = installed
-        self._broken = broken
+        self._tables = known.tables
+        self._installed = known.installed
+        self._broken = known.broken
         self._arrow = arrow
 
     @property
@@ -695,7 +691,7 @@ class LogHistory(History):
                 }
             )
             found = read_table(
-                self._arrow(),  # type: ignore[arg-type]
+                self._arrow(),
                 f"SELECT {record_columns(relation)}, r.tx, -1::int8 FROM (SELECT k.v::{relation.qualified} AS v, k.tx"
                 f" FROM unnest($1::text[], $2::int4[]) AS k(v, tx) OFFSET 0) AS r",
                 batch,

@@ -29,6 +29,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -46,7 +47,6 @@ from adapters.postgresql.capture import (
     Nothing,
     Prepared,
     View,
-    changed,
     check_creation,
     check_rights,
     drift,
@@ -63,12 +63,13 @@ from adapters.postgresql.capture import (
 from adapters.postgresql.catalog import OWN, SourceRelation, SourceTables
 from adapters.postgresql.commit_order import commit_order, parse_cuts
 from adapters.postgresql.connection import ArrowSession, Session, translated
+from adapters.postgresql.known import Known, KnownReader
 from adapters.postgresql.options import TRIGGER, Options
 from adapters.postgresql.sql import text
 from adapters.postgresql.visibility import Visibility
 from adapters.postgresql.waker import Waker
 from adapters.spi import Changes
-from algebra.errors import ConfigurationError, SchemaChangedError, SourceUnavailableError
+from algebra.errors import ConfigurationError, SourceUnavailableError
 from algebra.position import Position
 
 POLL_SECONDS = 0.05
@@ -105,6 +106,7 @@ class TriggerCapture(Capture):
         self._listening = False
         self._waker = Waker()
         self._locked: tuple[SourceRelation, ...] = ()
+        self._known = KnownReader(source, options, shown, self._problems)
         self._trimmed = Position(0)
         self._trimmed_at = clock() - options.trim_seconds
 
@@ -234,9 +236,9 @@ class TriggerCapture(Capture):
             try:
                 view = self._try_open(arrow)
             except psycopg.errors.UndefinedTable:
-                if not self._locked:
-                    raise
-                self._locked = ()  # one of them was renamed or dropped meanwhile
+                # Renamed, dropped or removed meanwhile: look again.
+                self._locked = ()
+                self._known.forget()
                 view = None
             except BaseException:
                 self._reader.rollback()
@@ -251,35 +253,31 @@ class TriggerCapture(Capture):
     def _try_open(self, arrow: ArrowLease) -> View | None:
         """The view, or None if other tables have to be locked first."""
         self._reader.run(f"{_READ} {lock_statement(self._locked)}")
-        installed = read_installed(self._reader, self._source, TRIGGER)
-        tables = known_tables(self._reader, self._options, installed, self._shown)
-        there = tuple(tables.relations[name] for name in installed.names if name in tables.relations)
-        if [r.qualified for r in there] != [r.qualified for r in self._locked]:
-            self._locked = there
+        known = self._known.read(self._reader)
+        if [r.qualified for r in known.locked] != [r.qualified for r in self._locked]:
+            self._locked = known.locked
             return None
-        if not installed.epoch:
-            return View(self._reader, tables, Nothing(not_prepared(self._source)))
+        if not known.installed.epoch:
+            return View(self._reader, known.tables, Nothing(not_prepared(self._source)))
         if self._reader.one(_ANY_NEW)[0]:
             last = self._number()
-            # The tables could have been changed between the two snapshots.
-            tables = known_tables(self._reader, self._options, installed, self._shown)
+            # Something could have been changed between the two snapshots.
+            known = self._known.read(self._reader)
         else:
             last = self._reader.one(_LAST)
+        epoch = known.installed.epoch
         position = (
-            Position(last[0], f"{installed.epoch}:{last[1]}")
+            Position(last[0], f"{epoch}:{last[1]}")
             if last is not None
-            else Position(installed.trimmed, f"{installed.epoch}:")
+            else Position(known.installed.trimmed, f"{epoch}:")
         )
-        problems = self._problems(self._reader, installed, tables)
-        numbered = {prepared.number: prepared.name for prepared in installed.relations}
-        broken = [changed(self._source, numbered[number], why) for number, why in problems.items()]
+        tables = known.tables
         history = TriggerHistory(
-            self._source, self._control, installed, position, tables, broken,
-            lambda: arrow.join(self._reader),
-        )  # fmt: skip
+            self._source, self._control, known, position, lambda: arrow.join(self._reader)
+        )
         return View(self._reader, tables, history)
 
-    def _number(self) -> tuple[int, str] | None:
+    def _number(self) -> Any:
         """Number what has committed, and have the reader read in just that snapshot; the last number."""
         self._reader.rollback()
         control = self._control
@@ -402,18 +400,16 @@ class TriggerHistory(History):
         self,
         source: str,
         control: Session,
-        installed: Installed,
+        known: Known,
         position: Position,
-        tables: SourceTables,
-        broken: Sequence[SchemaChangedError],
         arrow: Callable[[], ArrowSession],
     ) -> None:
         self._source = source
         self._control = control
-        self._installed = installed
+        self._installed = known.installed
         self._position = position
-        self._tables = tables
-        self._broken = broken
+        self._tables = known.tables
+        self._broken = known.broken
         self._arrow = arrow
 
     @property

@@ -175,7 +175,7 @@ def test_statements_that_take_too_long_are_ended(sql: Sql, make: MakeAdapter) ->
     adapter.prepare(["item"])
     from adapters.conformance.queries import select
 
-    slow = {alias: "item" for alias in "abcd"}
+    slow = dict.fromkeys("abcd", "item")
     query = select(adapter.catalog(), slow, [("a", "id")])
     with adapter.snapshot() as snapshot, pytest.raises(SourceUnavailableError, match="statement_timeout"):
         snapshot.fetch(query).read_all()
