@@ -80,7 +80,7 @@ class PostgresAdapter(Adapter):
                 capture=LOG, boundaries=Boundaries.EXACT, needs_write=False, global_transactions=True
             ),
             rights="REPLICATION, and to own the tables (once, for prepare)",
-            load="whole old rows in the write-ahead log, which is kept until it is acknowledged, up to a bound",
+            load="whole old rows in the write-ahead log; it is kept until acknowledged, up to a bound",
         ),
         TRIGGER: CaptureProfile(
             Capabilities(capture=TRIGGER, boundaries=Boundaries.EXACT, global_transactions=True),

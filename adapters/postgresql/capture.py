@@ -1,4 +1,5 @@
-"""What both captures share: what they note in the source, how drift is told, and what they offer the adapter."""
+"""What both captures share: what they note in the source, how drift is told, and what they offer the
+adapter."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def create_base(capture: str, epoch: str) -> list[str]:
         f"CREATE SCHEMA {OWN}",
         f"CREATE TABLE {META} (capture text NOT NULL, epoch text NOT NULL, trimmed int8 NOT NULL)",
         f"INSERT INTO {META} VALUES ({text(capture)}, {text(epoch)}, 0)",
-        f'CREATE TABLE {RELATIONS} (number int4 PRIMARY KEY, relation text UNIQUE NOT NULL, "schema" text NOT NULL,'
+        f"CREATE TABLE {RELATIONS} (number int4 PRIMARY KEY, relation text UNIQUE NOT NULL,"
+        ' "schema" text NOT NULL,'
         f' "table" text NOT NULL, shape text NOT NULL, identity text NOT NULL)',
     ]
 
@@ -159,7 +161,10 @@ def record_columns(relation: SourceRelation) -> str:
 
 def record_table(relation: SourceRelation, table: pa.Table) -> pa.Table:
     """What was selected by `record_columns`, then `_tx` and `_count`, as a table of `Changes`."""
-    columns = [column.known.shown(table.column(i), f"{relation.name}.{column.name}") for i, column in enumerate(relation.columns)]
+    columns = [
+        column.known.shown(table.column(i), f"{relation.name}.{column.name}")
+        for i, column in enumerate(relation.columns)
+    ]
     columns += [table.column(table.num_columns - 2), table.column(table.num_columns - 1)]
     return pa.Table.from_arrays(columns, schema=change_schema(relation))
 
@@ -209,13 +214,15 @@ def check_creation(session: Session, source: str, schema: str, *, base: bool) ->
     )
     if base and not row[0]:
         raise ConfigurationError(
-            f'source {source!r}: CREATE on the database is missing; GRANT CREATE ON DATABASE "{row[1]}" TO "{row[2]}"'
+            f"source {source!r}: CREATE on the database is missing;"
+            f' GRANT CREATE ON DATABASE "{row[1]}" TO "{row[2]}"'
         )
     if row[3] is None:
         raise ConfigurationError(f"source {source!r} has no schema {schema!r} (option schema)")
     if base and not row[3]:
         raise ConfigurationError(
-            f'source {source!r}: CREATE on the schema is missing; GRANT CREATE ON SCHEMA "{schema}" TO "{row[2]}"'
+            f"source {source!r}: CREATE on the schema is missing;"
+            f' GRANT CREATE ON SCHEMA "{schema}" TO "{row[2]}"'
         )
 
 
@@ -310,8 +317,8 @@ class Nothing(History):
 def lock_statement(relations: Sequence[SourceRelation]) -> str:
     """Keep these tables as they are while the transaction lasts.
 
-    TRUNCATE and rewriting ALTER TABLE do not heed snapshots: a table would look empty to one that is older. Taken
-    before the snapshot, so that whoever held the lock before is shown.
+    TRUNCATE and rewriting ALTER TABLE do not heed snapshots: a table would look empty to one that is older.
+    Taken before the snapshot, so that whoever held the lock before is shown.
     """
     if not relations:
         return ""

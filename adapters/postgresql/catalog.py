@@ -1,8 +1,8 @@
 """What the database holds: its tables as relations, with keys, types and size estimates.
 
-Shown are ordinary and partitioned tables that are logged. Not shown are: partitions by themselves (their rows are
-the root's), tables with plain inheritance (whose rows would be in two relations), unlogged, temporary and foreign
-tables, and what capture made.
+Shown are ordinary and partitioned tables that are logged. Not shown are: partitions by themselves (their
+rows are the root's), tables with plain inheritance (whose rows would be in two relations), unlogged,
+temporary and foreign tables, and what capture made.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ Shape = tuple[tuple[str, str], ...]
 """What must not change while changes are captured: columns with their types, then partitions."""
 
 _TABLES = f"""
-    SELECT c.oid::int8, n.nspname, c.relname, c.relkind::text, greatest(c.reltuples, 0)::int8, c.relreplident::text,
-           coalesce((SELECT array_agg(p.relid::int8 || ' ' || p.relid::regclass ORDER BY p.relid::regclass::text)
+    SELECT c.oid::int8, n.nspname, c.relname, c.relkind::text, greatest(c.reltuples, 0)::int8,
+           c.relreplident::text,
+           coalesce((SELECT array_agg(p.relid::int8 || ' ' || p.relid::regclass
+                                      ORDER BY p.relid::regclass::text)
                      FROM pg_partition_tree(c.oid) p WHERE c.relkind = 'p' AND p.relid <> c.oid), '{{}}')
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition

@@ -1,18 +1,20 @@
 """In which order transactions committed, told by what each of them saw.
 
-Problem. Triggers log what a transaction did, but none runs at its commit. Ids and sequence numbers are drawn when a
-transaction first writes: one with a small number may commit last, and may even have changed rows that one with a
-larger number left behind.
+Problem. Triggers log what a transaction did, but none runs at its commit. Ids and sequence numbers are
+drawn when a transaction first writes: one with a small number may commit last, and may even have changed
+rows that one with a larger number left behind.
 
-Chosen way. Each logged statement also logs `pg_current_snapshot()`, taken when its trigger runs: who was still
-running then. All snapshots of a database are cuts through one order, the one in which transactions became visible, so
-any two of them contain one another. Hence, sorted by size, they tell of each transaction between which two of them
-it committed. That is the order here. Two between the same two cuts keep the order of their ids: no transaction
-that changed anything captured, and no snapshot of ours, has seen one without the other.
+Chosen way. Each logged statement also logs `pg_current_snapshot()`, taken when its trigger runs: who was
+still running then. All snapshots of a database are cuts through one order, the one in which transactions
+became visible, so any two of them contain one another. Hence, sorted by size, they tell of each transaction
+between which two of them it committed. That is the order here. Two between the same two cuts keep the order
+of their ids: no transaction that changed anything captured, and no snapshot of ours, has seen one without
+the other.
 
-What depends on what is always told apart. A statement that changes a row which another transaction changed has waited for
-that one to end, and its trigger runs later; a transaction that begins after another has ended sees it. (In a
-REPEATABLE READ transaction the snapshot is the first statement's; there, waiting for such a row fails.)
+What depends on what is always told apart. A statement that changes a row which another transaction changed
+has waited for that one to end, and its trigger runs later; a transaction that begins after another has
+ended sees it. (In a REPEATABLE READ transaction the snapshot is the first statement's; there, waiting for
+such a row fails.)
 """
 
 from __future__ import annotations

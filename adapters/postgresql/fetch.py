@@ -1,12 +1,13 @@
 """A local view as one SELECT, answered by ADBC as Arrow batches inside an open snapshot.
 
-Everything a caller sent is either a quoted name that the catalog knows or a bound value; nothing else becomes SQL
-text. Key values are bound as arrays, one per key column, and semi-joined: no temporary table, no write right,
-and the planner knows how many there are. Very many are asked for in chunks. Keys are distinct, so no row comes
-twice; of floats, where two zeros are one value, the keys are made distinct by value first.
+Everything a caller sent is either a quoted name that the catalog knows or a bound value; nothing else
+becomes SQL text. Key values are bound as arrays, one per key column, and semi-joined: no temporary table,
+no write right, and the planner knows how many there are. Very many are asked for in chunks. Keys are
+distinct, so no row comes twice; of floats, where two zeros are one value, the keys are made distinct by
+value first.
 
-One connection carries one running answer. A second fetch before the first was read to its end reads the rest of
-the first into memory.
+One connection carries one running answer. A second fetch before the first was read to its end reads the
+rest of the first into memory.
 """
 
 from __future__ import annotations
@@ -178,7 +179,8 @@ class Statement:
                 return "(" + f" {operator.value} ".join(map(self._condition, arguments)) + ")"
 
     def _can_push(self, expression: Expression) -> bool:
-        """Whether the server decides the expression exactly as written; what it may not, the caller decides."""
+        """Whether the server decides the expression exactly as written; what it may not, the caller
+        decides."""
         match expression:
             case Literal(_, type_):
                 return type_ in _LITERALS
@@ -209,7 +211,8 @@ _LITERALS: dict[pa.DataType, str] = {
     pa.int64(): "int8",
     pa.string(): "text",
 }
-"""Types whose comparisons mean the same in PostgreSQL as everywhere; floats (NaN) and decimals are left out."""
+"""Types whose comparisons mean the same in PostgreSQL as everywhere; floats (NaN) and decimals are left
+out."""
 
 
 def _same_text(a: SourceColumn, b: SourceColumn) -> bool:

@@ -1,8 +1,8 @@
 """What a snapshot has to know of tables and capture, read in full only when something of it changed.
 
-A full reading takes half a dozen statements over the catalogs. But every change of a table, a column, an index, a trigger or
-a partition writes a row of a catalog, and a row's `xmin` tells by whom it was written. So one statement over those
-tells whether what was read before is still true.
+A full reading takes half a dozen statements over the catalogs. But every change of a table, a column, an
+index, a trigger or a partition writes a row of a catalog, and a row's `xmin` tells by whom it was written.
+So one statement over those tells whether what was read before is still true.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Problems = Callable[[Session, Installed, SourceTables], dict[int, str]]
 
 _STAMP = f"""
     SELECT m.epoch, m.trimmed, concat_ws('|',
-        (SELECT string_agg(c.oid || ' ' || c.xmin, ',' ORDER BY c.oid) FROM pg_class c WHERE c.oid = ANY (o.oids)),
+        (SELECT string_agg(c.oid || ' ' || c.xmin, ',' ORDER BY c.oid) FROM pg_class c
+         WHERE c.oid = ANY (o.oids)),
         (SELECT string_agg(a.attrelid || ' ' || a.attnum || ' ' || a.xmin, ',' ORDER BY a.attrelid, a.attnum)
          FROM pg_attribute a WHERE a.attrelid = ANY (o.oids) AND a.attnum > 0),
         (SELECT string_agg(t.oid || ' ' || t.xmin, ',' ORDER BY t.oid) FROM pg_trigger t

@@ -1,43 +1,48 @@
 """Log capture: logical decoding with `pgoutput`, matched to snapshots by transaction visibility.
 
-Problem. An answer is read in a snapshot, the changes come from the write-ahead log (WAL). Which transactions of
-the log does the snapshot show?
+Problem. An answer is read in a snapshot, the changes come from the write-ahead log (WAL). Which
+transactions of the log does the snapshot show?
 
-- A commit becomes visible when its backend leaves the list of running transactions, some time after its commit
-  record is in the WAL. Two backends may do so in the other order than their records. So a snapshot need not be a
-  prefix of the log.
-- With `synchronous_commit = off` a commit is visible before its record is flushed, and decoding reads only what
-  is flushed. So a snapshot may show what the log does not have yet.
+- A commit becomes visible when its backend leaves the list of running transactions, some time after its
+  commit record is in the WAL. Two backends may do so in the other order than their records. So a snapshot
+  need not be a prefix of the log.
+- With `synchronous_commit = off` a commit is visible before its record is flushed, and decoding reads only
+  what is flushed. So a snapshot may show what the log does not have yet.
 
-Wrong ways: *compare log positions* (the WAL position at the time of a snapshot says nothing about who is visible);
-*take the snapshot and read the log up to the last visible transaction* (with the order turned, one before it is
-not shown, and one prefix or the other would be wrong).
+Wrong ways: *compare log positions* (the WAL position at the time of a snapshot says nothing about who is
+visible);
+*take the snapshot and read the log up to the last visible transaction* (with the order turned, one before
+it is not shown, and one prefix or the other would be wrong).
 
 Chosen way:
-1. Take the snapshot, and in the same statement the WAL's insert position. All that the snapshot shows has its commit
-   record before that position.
+1. Take the snapshot, and in the same statement the WAL's insert position. All that the snapshot shows has
+   its commit record before that position.
 2. If that much is not flushed, commit an empty message of our own, which flushes everything before it.
-3. Read the log up to that position (`stream.py`). Each of its transactions is shown or not: its id is below the
-   snapshot's xmax and not among the running ones.
-4. If those shown are a prefix, its end is the snapshot's position. Else one that committed is about to become visible:
-   let the snapshot go and take another.
-A commit that waits for a synchronous standby can stay invisible for long, while later ones, which do not wait, are
-visible. Then no snapshot is a prefix, and the source counts as unavailable until the standby answers.
+3. Read the log up to that position (`stream.py`). Each of its transactions is shown or not: its id is below
+   the snapshot's xmax and not among the running ones.
+4. If those shown are a prefix, its end is the snapshot's position. Else one that committed is about to
+   become visible: let the snapshot go and take another.
+A commit that waits for a synchronous standby can stay invisible for long, while later ones, which do not
+wait, are visible. Then no snapshot is a prefix, and the source counts as unavailable until the standby
+answers.
 
-So nothing is reported that a crash of the server could take back, and entries are exact transactions in the order of
-their commit records.
+So nothing is reported that a crash of the server could take back, and entries are exact transactions in the
+order of their commit records.
 
-Positions. The ordinal is where the entry's commit record ends in the WAL. The slot's name holds the epoch: a slot that
-is made anew has another. A position between the slot's place and the newest entry must be that of an entry with the same
-transaction id and commit time; so a database restored from a copy, slot included, is told apart.
+Positions. The ordinal is where the entry's commit record ends in the WAL. The slot's name holds the epoch:
+a slot that is made anew has another. A position between the slot's place and the newest entry must be that
+of an entry with the same transaction id and commit time; so a database restored from a copy, slot included,
+is told apart.
 
-The slot moves by `acknowledge` alone, with one exception: when all entries are acknowledged, and other tables or databases
-write on, the slot moves past what holds nothing of ours. The table `idle` notes from where to where, first; so the last
-position stays valid, and stays the newest. A mediator that stalls holds back the slot until `wal_limit_mb`; then the slot
-is dropped, positions are refused, and the next `prepare` makes another.
+The slot moves by `acknowledge` alone, with one exception: when all entries are acknowledged, and other
+tables or databases write on, the slot moves past what holds nothing of ours. The table `idle` notes from
+where to where, first; so the last position stays valid, and stays the newest. A mediator that stalls holds
+back the slot until `wal_limit_mb`; then the slot is dropped, positions are refused, and the next `prepare`
+makes another.
 
-Old rows come from REPLICA IDENTITY FULL. A TRUNCATE is in the log without its rows, so a trigger before it writes them
-into the log, as messages (`pg_logical_emit_message`); marks of global transactions are such messages, too.
+Old rows come from REPLICA IDENTITY FULL. A TRUNCATE is in the log without its rows, so a trigger before it
+writes them into the log, as messages (`pg_logical_emit_message`); marks of global transactions are such
+messages, too.
 """
 
 from __future__ import annotations
@@ -251,7 +256,8 @@ class LogCapture(Capture):
             f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
             f" {CANONICAL} AS $lockstep$ BEGIN"
             f" PERFORM pg_logical_emit_message(true, {text(TRUNCATE_PREFIX)}, '{number} []');"
-            f" EXECUTE format('SELECT pg_logical_emit_message(true, {text(TRUNCATE_PREFIX).replace(chr(39), chr(39) * 2)},"
+            f" EXECUTE format('SELECT pg_logical_emit_message(true,"
+            f" {text(TRUNCATE_PREFIX).replace(chr(39), chr(39) * 2)},"
             f" ''{number} '' || json_agg(part.v)::text) FROM (SELECT {row}::text AS v,"
             f" (row_number() OVER () - 1) / 500 AS n FROM ONLY %I.%I AS {row}) AS part GROUP BY part.n',"
             " TG_TABLE_SCHEMA, TG_TABLE_NAME);"
@@ -292,7 +298,8 @@ class LogCapture(Capture):
             " JOIN pg_publication p ON p.oid = r.prpubid"
             " LEFT JOIN (pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid"
             "            JOIN pg_namespace n ON n.oid = f.pronamespace AND n.nspname = %s AND f.proname = %s)"
-            "   ON r.prrelid = t.tgrelid OR r.prrelid IN (SELECT relid FROM pg_partition_ancestors(t.tgrelid))"
+            "   ON r.prrelid = t.tgrelid OR r.prrelid IN (SELECT relid FROM"
+            " pg_partition_ancestors(t.tgrelid))"
             " WHERE p.pubname = %s AND (t.oid IS NOT NULL OR r.prrelid = to_regclass(%s))",
             [OWN, name, PUBLICATION, path(prepared.schema, prepared.table)],
         )
@@ -314,7 +321,8 @@ class LogCapture(Capture):
         )
         if level != "logical":
             raise ConfigurationError(
-                f"source {self._source!r}: wal_level is {level}; set wal_level = logical and restart the server,"
+                f"source {self._source!r}: wal_level is {level}; set wal_level = logical and restart"
+                " the server,"
                 " or use capture: trigger"
             )
         if not role:
@@ -333,7 +341,8 @@ class LogCapture(Capture):
             )
             if not owns:
                 raise ConfigurationError(
-                    f"source {self._source!r}: only its owner may publish {relation.qualified}; GRANT {owner} TO"
+                    f"source {self._source!r}: only its owner may publish {relation.qualified}; GRANT"
+                    f" {owner} TO"
                     f" {user}, or let the owner prepare it once"
                 )
 
@@ -485,7 +494,8 @@ class LogCapture(Capture):
 
     def _no_slot(self) -> PositionTrimmedError:
         return PositionTrimmedError(
-            f"source {self._source!r}: the replication slot is gone, because acknowledgement lagged by more than"
+            f"source {self._source!r}: the replication slot is gone, because acknowledgement lagged by"
+            " more than"
             f" wal_limit_mb ({self._options.wal_limit_mb:g}), or by a restore; prepare again"
         )
 
@@ -567,7 +577,8 @@ class LogCapture(Capture):
 
     def _move(self, slot: Slot, place: int) -> None:
         self._control.rows(
-            "SELECT pg_replication_slot_advance(%s, least('0/0'::pg_lsn + %s::numeric, pg_current_wal_flush_lsn()))",
+            "SELECT pg_replication_slot_advance(%s, least('0/0'::pg_lsn + %s::numeric,"
+            " pg_current_wal_flush_lsn()))",
             [slot.name, place],
         )
 
@@ -631,7 +642,8 @@ class LogHistory(History):
         for entry in entries:
             if entry.unexplained:
                 raise SchemaChangedError(
-                    f"source {self._source!r}: TRUNCATE of {entry.unexplained[0]} is in the log without its rows;"
+                    f"source {self._source!r}: TRUNCATE of {entry.unexplained[0]} is in the log without"
+                    " its rows;"
                     " prepare again"
                 )
         positions = tuple(map(self._place, entries))
@@ -692,7 +704,8 @@ class LogHistory(History):
             )
             found = read_table(
                 self._arrow(),
-                f"SELECT {record_columns(relation)}, r.tx, -1::int8 FROM (SELECT k.v::{relation.qualified} AS v, k.tx"
+                f"SELECT {record_columns(relation)}, r.tx, -1::int8 FROM (SELECT"
+                f" k.v::{relation.qualified} AS v, k.tx"
                 f" FROM unnest($1::text[], $2::int4[]) AS k(v, tx) OFFSET 0) AS r",
                 batch,
             )

@@ -1,9 +1,9 @@
 """Messages of logical decoding's `pgoutput` plugin, turned into columns without a loop over rows.
 
-A transaction's messages arrive one per changed row. They are only sorted into buckets here, by relation and kind;
-of a bucket, all messages lie in one buffer and are parsed column by column: where a column begins in every row is
-where the last one ended, so one column of all rows takes a few numpy operations. Values come in their text form
-and are converted by Arrow, each column at once.
+A transaction's messages arrive one per changed row. They are only sorted into buckets here, by relation and
+kind; of a bucket, all messages lie in one buffer and are parsed column by column: where a column begins in
+every row is where the last one ended, so one column of all rows takes a few numpy operations. Values come
+in their text form and are converted by Arrow, each column at once.
 
 Order within a transaction is of no use: what it did is a bag of rows that left and rows that came.
 """

@@ -1,21 +1,22 @@
 """The log as it is written: a replication stream of our own, beside the slot that keeps our place.
 
-Problem. The slot may only move when the mediator acknowledges. Several adapters read one source at the same time:
-one follows, others load. Reading must not cost more the more is unacknowledged.
+Problem. The slot may only move when the mediator acknowledges. Several adapters read one source at the same
+time: one follows, others load. Reading must not cost more the more is unacknowledged.
 
 Wrong ways:
-- `pg_logical_slot_peek_changes` on the slot decodes everything since the slot's `restart_lsn` at every call, and
-  that place moves only with the running-transactions records, every 15 seconds at best (measured: an advance
-  past 14 MB of log left it where it was; each further peek then took the 0.3 s for 100,000 rows again).
+- `pg_logical_slot_peek_changes` on the slot decodes everything since the slot's `restart_lsn` at every
+  call, and that place moves only with the running-transactions records, every 15 seconds at best (measured:
+  an advance past 14 MB of log left it where it was; each further peek then took the 0.3 s for 100,000 rows
+  again).
 - Streaming from the slot itself: it has one reader at a time, and a load would wait for the follower to end.
 
-Chosen way. A temporary copy of the slot (`pg_copy_logical_replication_slot`) that lives and dies with one replication
-connection. It starts where the slot stands, is read once, in order, and its place is confirmed as it is read, so it
-never holds more of the log than the slot does. What was read is kept until it is acknowledged. After a lost connection
-or a restart a new copy starts again where the slot stands.
+Chosen way. A temporary copy of the slot (`pg_copy_logical_replication_slot`) that lives and dies with one
+replication connection. It starts where the slot stands, is read once, in order, and its place is confirmed
+as it is read, so it never holds more of the log than the slot does. What was read is kept until it is
+acknowledged. After a lost connection or a restart a new copy starts again where the slot stands.
 
-A thread does the reading, also while nobody asks: a server that shuts down waits for its replication clients to
-confirm what they were sent, and one that is busy elsewhere would hold it up.
+A thread does the reading, also while nobody asks: a server that shuts down waits for its replication
+clients to confirm what they were sent, and one that is busy elsewhere would hold it up.
 """
 
 from __future__ import annotations
@@ -202,7 +203,8 @@ class _Running:
                     self._confirm(ask=False)
                 except (PsycopgError, SourceUnavailableError) as error:
                     self.problem = SourceUnavailableError(
-                        f"source {self._source!r}: the replication stream broke: {' '.join(str(error).split())}"
+                        f"source {self._source!r}: the replication stream broke:"
+                        f" {' '.join(str(error).split())}"
                     )
                 except Exception as error:  # of the decoder: nothing of this stream can be trusted any more
                     self.problem = LockstepError(

@@ -1,33 +1,34 @@
-"""Trigger capture: a change log inside the source, and a commit order that is fixed when it is first looked at.
+"""Trigger capture: a change log inside the source, and a commit order fixed when it is first looked at.
 
 Problem. Triggers tell what a transaction did, not when it committed (`commit_order.py`). Snapshots tell which
-transactions are over, as a set and not as a number. Several adapters look at one source at different moments, and
-a position must mean the same to all of them, now and after a restart.
+transactions are over, as a set and not as a number. Several adapters look at one source at different
+moments, and a position must mean the same to all of them, now and after a restart.
 
 Wrong ways:
-- *The set as the position* (the snapshot's text in the token). Two adapters that looked at different moments would
-  have different sets of the same size, and only one order can be followed.
-- *A lock at commit* (a deferred trigger that draws the number): exact, but commits of applications would wait for
-  each other, prepared transactions would block all others, and locks taken at commit can deadlock.
+- *The set as the position* (the snapshot's text in the token). Two adapters that looked at different
+  moments would have different sets of the same size, and only one order can be followed.
+- *A lock at commit* (a deferred trigger that draws the number): exact, but commits of applications would
+  wait for each other, prepared transactions would block all others, and locks taken at commit can deadlock.
 - *Commit timestamps*: seldom switched on, equal or turned round for neighbours.
 
-Chosen way. Whoever takes a snapshot writes the order down. In one transaction of the wrapper: lock the table `commits`,
-take the snapshot, number all transactions that it shows and that have no number yet, export the snapshot to the
-connection that answers, commit. The lock comes before the snapshot, so snapshots of all adapters follow each other, and each
-contains what the one before it numbered: every snapshot shows a prefix of the numbers. If it shows nothing that is
-without a number, nothing is written.
+Chosen way. Whoever takes a snapshot writes the order down. In one transaction of the wrapper: lock the
+table `commits`, take the snapshot, number all transactions that it shows and that have no number yet,
+export the snapshot to the connection that answers, commit. The lock comes before the snapshot, so snapshots
+of all adapters follow each other, and each contains what the one before it numbered: every snapshot shows a
+prefix of the numbers. If it shows nothing that is without a number, nothing is written.
 
-The wrapper's commit is synchronous, which flushes every commit before it: a crash cannot take back what was reported, not even
-what applications committed asynchronously.
+The wrapper's commit is synchronous, which flushes every commit before it: a crash cannot take back what was
+reported, not even what applications committed asynchronously.
 
-Positions: the ordinal is the number; the token holds the capture's epoch and a mark, drawn at random when numbers are
-written. A restored database, which may give the same ids and numbers to other transactions, has other marks.
+Positions: the ordinal is the number; the token holds the capture's epoch and a mark, drawn at random when
+numbers are written. A restored database, which may give the same ids and numbers to other transactions, has
+other marks.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
@@ -273,7 +274,7 @@ class TriggerCapture(Capture):
         )
         tables = known.tables
         history = TriggerHistory(
-            self._source, self._control, known, position, lambda: arrow.join(self._reader)
+            self._source, self._control, self._reader, known, position, lambda: arrow.join(self._reader)
         )
         return View(self._reader, tables, history)
 
@@ -289,9 +290,7 @@ class TriggerCapture(Capture):
             last = control.one(_LAST)
             trimmed = control.one(f"SELECT trimmed FROM {META}")[0]
             first = (last[0] if last is not None else trimmed) + 1
-            order = commit_order(
-                (row[0] for row in found), parse_cuts(found)
-            )
+            order = commit_order((row[0] for row in found), parse_cuts(found))
             mark = uuid4().hex[:12]
             if order:
                 control.execute(
@@ -392,20 +391,22 @@ class TriggerCapture(Capture):
 class TriggerHistory(History):
     """The change log as one snapshot shows it.
 
-    The numbers may have been written after the snapshot, so they are read by another connection; what is numbered up to the
-    snapshot's position never changes. The rows are read in the snapshot.
+    The numbers may have been written after the snapshot, so they are read by another connection; what is
+    numbered up to the snapshot's position never changes. The rows are read in the snapshot.
     """
 
     def __init__(
         self,
         source: str,
         control: Session,
+        reader: Session,
         known: Known,
         position: Position,
         arrow: Callable[[], ArrowSession],
     ) -> None:
         self._source = source
         self._control = control
+        self._reader = reader
         self._installed = known.installed
         self._position = position
         self._tables = known.tables
@@ -421,7 +422,8 @@ class TriggerHistory(History):
         if self._broken:
             raise self._broken[0]
         entries = self._control.rows(
-            f"SELECT ordinal, xid, mark FROM {layout.COMMITS} WHERE ordinal > %s AND ordinal <= %s ORDER BY ordinal",
+            f"SELECT ordinal, xid, mark FROM {layout.COMMITS} WHERE ordinal > %s AND ordinal <= %s"
+            " ORDER BY ordinal",
             [after.ordinal, self._position.ordinal],
         )
         if len(entries) != self._position.ordinal - after.ordinal:
@@ -437,15 +439,22 @@ class TriggerHistory(History):
                 "2": pa.array([list(range(len(entries)))], pa.list_(pa.int32())),
             }
         )
-        arrow = self._arrow()
-        marks = read_table(
-            arrow,
+        written = self._reader.rows(
+            f"SELECT DISTINCT relation FROM {layout.STATEMENTS} WHERE xid = ANY (%s)",
+            [[xid for _, xid, _ in entries]],
+        )
+        numbers = {number for (number,) in written}
+        marks = self._marks(index) if layout.MARK in numbers else ()
+        return Changes(positions, self._rows(numbers, index), part_of=parts(self._source, positions, marks))
+
+    def _marks(self, index: pa.RecordBatch) -> Iterator[Mark]:
+        found = read_table(
+            self._arrow(),
             f"SELECT k.tx, m.id, m.participants FROM {layout.MARKS} m"
             " JOIN unnest($1::int8[], $2::int4[]) AS k(xid, tx) ON k.xid = m.xid ORDER BY k.tx",
             index,
         ).to_pydict()
-        found = (Mark(*mark) for mark in zip(marks["tx"], marks["id"], marks["participants"], strict=True))
-        return Changes(positions, self._rows(arrow, index), part_of=parts(self._source, positions, found))
+        return (Mark(*row) for row in zip(found["tx"], found["id"], found["participants"], strict=True))
 
     def _check(self, after: Position) -> None:
         epoch, _, mark = after.token.partition(":")
@@ -459,17 +468,18 @@ class TriggerHistory(History):
         if (entry[0] if entry is not None else "") != mark:
             raise foreign(self._source, after)
 
-    def _rows(self, arrow: ArrowSession, index: pa.RecordBatch) -> Mapping[str, pa.Table]:
+    def _rows(self, numbers: Collection[int], index: pa.RecordBatch) -> Mapping[str, pa.Table]:
         tables = {}
         for prepared in self._installed.relations:
             relation = self._tables.relations.get(prepared.name)
-            if relation is None:
-                continue  # prepared for a source that shows it; this one does not
+            if relation is None or prepared.number not in numbers:
+                continue  # not changed, or prepared for a source that shows it, which this one does not
             found = read_table(
-                arrow,
+                self._arrow(),
                 f"SELECT {record_columns(relation)}, r.tx, r.n::int8 FROM (SELECT k.tx, l.count AS n,"
                 f" l.row::{relation.qualified} AS v FROM {layout.log_table(prepared.number)} l"
-                " JOIN unnest($1::int8[], $2::int4[]) AS k(xid, tx) ON k.xid = l.xid ORDER BY k.tx OFFSET 0) AS r",
+                " JOIN unnest($1::int8[], $2::int4[]) AS k(xid, tx) ON k.xid = l.xid ORDER BY k.tx"
+                " OFFSET 0) AS r",
                 index,
             )
             if found.num_rows:

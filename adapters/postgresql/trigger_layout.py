@@ -2,13 +2,13 @@
 
     _lockstep.meta, relations    what is prepared (capture.py)
     _lockstep.log_<n>            rows of relation n that came (count 1) or left (-1), as record literals
-    _lockstep.statements         one row per logged statement: its transaction, and who was running then
-    _lockstep.marks              marks of global transactions
-    _lockstep.commits            transactions in commit order; written by the wrapper, not by triggers
+    _lockstep.statements         one row per logged statement: its transaction, the relation, who was
+    running then _lockstep.marks              marks of global transactions _lockstep.commits
+    transactions in commit order; written by the wrapper, not by triggers
 
-Rows are logged in their text form (`row::text`), not column by column. A trigger that names columns fails, and
-with it the application's statement, once a column is dropped; a log column of an enum's type keeps the type from being
-dropped. The function sets what the text form depends on.
+Rows are logged in their text form (`row::text`), not column by column. A trigger that names columns fails,
+and with it the application's statement, once a column is dropped; a log column of an enum's type keeps the
+type from being dropped. The function sets what the text form depends on.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ STATEMENTS = f"{OWN}.statements"
 MARKS = f"{OWN}.marks"
 COMMITS = f"{OWN}.commits"
 CHANNEL = OWN
+MARK = 0
+"""In `statements`, the number that stands for the marker."""
 
 CANONICAL = (
     "SET search_path = pg_catalog, pg_temp SET DateStyle = 'ISO' SET IntervalStyle = 'postgres'"
@@ -49,7 +51,7 @@ def base(epoch: str, schema: str, *, notify: bool) -> list[str]:
     """Everything but the relations."""
     return [
         *create_base(TRIGGER, epoch),
-        f"CREATE TABLE {STATEMENTS} (xid int8 NOT NULL, cut text NOT NULL)",
+        f"CREATE TABLE {STATEMENTS} (xid int8 NOT NULL, relation int4 NOT NULL, cut text NOT NULL)",
         f"CREATE INDEX statements_xid ON {STATEMENTS} (xid)",
         f"CREATE TABLE {MARKS} (xid int8 NOT NULL, id text, participants text)",
         f"CREATE INDEX marks_xid ON {MARKS} (xid)",
@@ -58,23 +60,24 @@ def base(epoch: str, schema: str, *, notify: bool) -> list[str]:
         *create_marker(
             schema,
             f"{OWN}.mark",
-            f"INSERT INTO {MARKS} VALUES (txid_current(), NEW.id, NEW.participants); {_noted(notify)}",
+            f"INSERT INTO {MARKS} VALUES (txid_current(), NEW.id, NEW.participants); {_noted(MARK, notify)}",
             definer=True,
         ),
     ]
 
 
-def _noted(notify: bool) -> str:
-    """What every logged statement adds: who was running, and a word to whoever waits."""
-    note = f"INSERT INTO {STATEMENTS} VALUES (txid_current(), pg_current_snapshot()::text);"
+def _noted(number: int, notify: bool) -> str:
+    """What every logged statement adds: which log it wrote, who was running, and a word to whoever waits."""
+    note = f"INSERT INTO {STATEMENTS} VALUES (txid_current(), {number}, pg_current_snapshot()::text);"
     return note + (f" PERFORM pg_notify({text(CHANNEL)}, '');" if notify else "")
 
 
 def relation(number: int, shown: SourceRelation, *, notify: bool) -> list[str]:
-    """One relation: its log, its function, its triggers, on the table and, of a partitioned one, on each partition.
+    """One relation: its log, its function, its triggers, on the table and, of a partitioned one, on each
+    partition.
 
-    A statement fires the triggers of the table it names, root or partition, and of no other, and their transition
-    tables hold the rows of all partitions it touched.
+    A statement fires the triggers of the table it names, root or partition, and of no other, and their
+    transition tables hold the rows of all partitions it touched.
     """
     log = log_table(number)
 
@@ -85,9 +88,10 @@ def relation(number: int, shown: SourceRelation, *, notify: bool) -> list[str]:
         f"BEGIN IF TG_OP = 'INSERT' THEN {copy('new_rows', 1)}"
         f" ELSIF TG_OP = 'DELETE' THEN {copy('old_rows', -1)}"
         f" ELSIF TG_OP = 'UPDATE' THEN {copy('old_rows', -1)} {copy('new_rows', 1)}"
-        f" ELSE EXECUTE format('INSERT INTO {log} SELECT txid_current(), -1, {_ROW}::text FROM ONLY %I.%I AS {_ROW}',"
+        f" ELSE EXECUTE format('INSERT INTO {log} SELECT txid_current(), -1, {_ROW}::text FROM ONLY"
+        f" %I.%I AS {_ROW}',"
         " TG_TABLE_SCHEMA, TG_TABLE_NAME); END IF;"
-        f" IF TG_OP = 'TRUNCATE' OR FOUND THEN {_noted(notify)} END IF; RETURN NULL; END"
+        f" IF TG_OP = 'TRUNCATE' OR FOUND THEN {_noted(number, notify)} END IF; RETURN NULL; END"
     )
     steps = [
         f"CREATE TABLE {log} (xid int8 NOT NULL, count int2 NOT NULL, row text NOT NULL)",

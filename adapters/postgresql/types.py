@@ -3,10 +3,10 @@
 A value must have one Arrow type, and one value, wherever it shows up: in the catalog, in a fetch (binary, by
 ADBC), in changes (text, from the log). So each type names both ways, and both end in the same check.
 
-What Arrow has no type for is shown as PostgreSQL's own text form: arrays, ranges, enums, uuid, json, intervals,
-network addresses, composites. Text compares by its bytes, also where PostgreSQL takes two forms for equal
-(intervals, numeric arrays). What has no lasting text form is not supported: `money` depends on the locale,
-`regclass` and its like on names.
+What Arrow has no type for is shown as PostgreSQL's own text form: arrays, ranges, enums, uuid, json,
+intervals, network addresses, composites. Text compares by its bytes, also where PostgreSQL takes two forms
+for equal (intervals, numeric arrays). What has no lasting text form is not supported: `money` depends on
+the locale, `regclass` and its like on names.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ UUID = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 class ColumnType:
     """How one declared type is shown.
 
-    `arrow`: the type shown. `read`: the SQL expression that a fetch reads, `{0}` being the column. `parse`: from
-    the type's text form to Arrow. `key`: the SQL element type of an array of key values that a column is compared
-    with. `native`: whether the column itself is compared with those, and not its cast; an index then helps.
-    `is_text`: whether it compares as text. `key_pattern`: only key values that look so can match.
+    `arrow`: the type shown. `read`: the SQL expression that a fetch reads, `{0}` being the column. `parse`:
+    from the type's text form to Arrow. `key`: the SQL element type of an array of key values that a column
+    is compared with. `native`: whether the column itself is compared with those, and not its cast; an index
+    then helps. `is_text`: whether it compares as text. `key_pattern`: only key values that look so can
+    match.
     """
 
     arrow: pa.DataType

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Sequence
+from contextlib import suppress
 
 
 class Waker:
@@ -28,14 +29,10 @@ class Waker:
                 return True
 
     def wake(self) -> None:
-        try:
+        with suppress(OSError):  # a full pipe is a wake, too
             os.write(self._writer, b"!")
-        except (BlockingIOError, OSError):
-            pass
 
     def __del__(self) -> None:
         for descriptor in (self._reader, self._writer):
-            try:
+            with suppress(OSError):
                 os.close(descriptor)
-            except OSError:
-                pass

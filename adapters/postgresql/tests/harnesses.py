@@ -1,7 +1,7 @@
 """The conformance kit's view of PostgreSQL, for each capture, with users that have the least rights.
 
-Usable without pytest: the server is started with the first case of a process, and stopped at its end. A database is
-used by one case after the other, emptied in between.
+Usable without pytest: the server is started with the first case of a process, and stopped at its end. A
+database is used by one case after the other, emptied in between.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ SAMPLES = (
     Sample("char", pa.string(), ("a", "A", "", "äö"), absent="b", declared="char(5)"),
     Sample("json", pa.string(), ('{"a":  1}', "[]", "null", '"x\\"y"'), absent="{}", declared="json"),
     Sample("jsonb", pa.string(), ('{"a": 1, "b": [1, 2]}', "[]", "null"), absent="{}", declared="jsonb"),
-    Sample("array", pa.string(), ("{1,2,3}", "{}", "{NULL}", "{{1,2},{3,4}}"), absent="{7}", declared="int4[]"),
+    Sample("array", pa.string(), ("{1,2,3}", "{}", "{NULL}", "{{1,2},{3,4}}"), absent="{7}",
+           declared="int4[]"),
     Sample("text-array", pa.string(), ('{a,"b,c","d\\"e"}', '{""}', "{}"), absent="{z}", declared="text[]"),
     Sample("interval", pa.string(), ("1 day", "24:00:00", "-1 mons", "1 year 02:03:04.5"), absent="7 days",
            declared="interval"),
@@ -139,7 +140,8 @@ class PostgresHarness(Harness):
     capture: ClassVar[str]
     user: ClassVar[str]
     grants: ClassVar[dict[str, str]]
-    """Right -> the statement that grants it to {user}, for database {db}; all are granted to the adapter's user."""
+    """Right -> the statement that grants it to {user}, for database {db}; all are granted to the adapter's
+    user."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -228,7 +230,8 @@ class PostgresHarness(Harness):
             return
         with self._server.connect(self.database) as connection:
             connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <>"
+                " pg_backend_pid()",
                 [self.database],
             )
             connection.execute(
@@ -290,12 +293,14 @@ class TriggerHarness(PostgresHarness):
 HARNESSES = {"log": LogHarness, "trigger": TriggerHarness}
 
 OBJECTS = """
-    SELECT 'relation ' || n.nspname || '.' || c.relname || ' ' || c.relkind::text || ' ' || c.relreplident::text
+    SELECT 'relation ' || n.nspname || '.' || c.relname || ' ' || c.relkind::text
+           || ' ' || c.relreplident::text
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
     UNION ALL SELECT 'schema ' || nspname FROM pg_namespace WHERE nspname !~ '^pg_'
-    UNION ALL SELECT 'trigger ' || tgname || ' on ' || tgrelid::regclass FROM pg_trigger WHERE NOT tgisinternal
-    UNION ALL SELECT 'function ' || p.oid::regprocedure FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+    UNION ALL SELECT 'trigger ' || tgname || ' on ' || tgrelid::regclass FROM pg_trigger WHERE NOT
+    tgisinternal UNION ALL SELECT 'function ' || p.oid::regprocedure FROM pg_proc p JOIN pg_namespace n ON
+    n.oid = p.pronamespace
               WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
     UNION ALL SELECT 'publication ' || pubname FROM pg_publication
     UNION ALL SELECT 'published ' || prrelid::regclass FROM pg_publication_rel

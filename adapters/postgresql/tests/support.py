@@ -1,4 +1,5 @@
-"""A follower of a source, as a wrapper is one: it believes changes, and checks them against what it fetches."""
+"""A follower of a source, as a wrapper is one: it believes changes, and checks them against what it
+fetches."""
 
 from __future__ import annotations
 
@@ -37,11 +38,14 @@ class Follower:
         self.catalog = adapter.catalog()
         with adapter.snapshot() as snapshot:
             self.position: Position = snapshot.position
-            self.tables = {name: bag_of(table(snapshot, self.catalog, name)) for name in self.catalog.relations}
+            self.tables = {
+                name: bag_of(table(snapshot, self.catalog, name)) for name in self.catalog.relations
+            }
         self.entries: list[dict[str, Bag]] = []
 
     def follow(self) -> list[dict[str, Bag]]:
-        """The new entries; fails unless after each no row is there less than never, and in the end what is fetched."""
+        """The new entries; fails unless after each no row is there less than never, and in the end what is
+        fetched."""
         with self.adapter.snapshot() as snapshot:
             new = changes_by_relation(snapshot.changes(self.position))
             fetched = {name: bag_of(table(snapshot, self.catalog, name)) for name in self.catalog.relations}

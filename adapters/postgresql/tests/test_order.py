@@ -1,4 +1,5 @@
-"""Snapshots and order: what is shown is a prefix of one order, whatever writers do, and however they commit."""
+"""Snapshots and order: what is shown is a prefix of one order, whatever writers do, and however they
+commit."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ from adapters.postgresql.tests.support import Follower, changes_by_relation, row
 from adapters.postgresql.visibility import Visibility
 from algebra.position import Position
 
-BANK = ("CREATE TABLE account (id int PRIMARY KEY, amount int)", "INSERT INTO account SELECT i, 100 FROM generate_series(1, 5) i")
+BANK = (
+    "CREATE TABLE account (id int PRIMARY KEY, amount int)",
+    "INSERT INTO account SELECT i, 100 FROM generate_series(1, 5) i",
+)
 
 
 def _transfers(url: str, seed: int, count: int, failed: list[BaseException]) -> Callable[[], None]:
@@ -114,7 +118,9 @@ def test_two_adapters_that_look_at_different_moments_agree(
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
-def test_prepared_transactions_show_when_they_are_committed(capture: str, sql: Sql, make: MakeAdapter) -> None:
+def test_prepared_transactions_show_when_they_are_committed(
+    capture: str, sql: Sql, make: MakeAdapter
+) -> None:
     sql("CREATE TABLE item (id int PRIMARY KEY)")
     adapter = make(capture, notify=False)  # NOTIFY and PREPARE TRANSACTION exclude each other
     adapter.prepare(["item"])

@@ -69,9 +69,14 @@ def test_shown_types(capture: str, sql: Sql, make: MakeAdapter) -> None:
     adapter.prepare(["item"])
     follower = Follower(adapter)
     sql("INSERT INTO item (n, p, t, m, c, ms, x, neg, big) VALUES"
-        " (1.5, 2, '23:59:59.999999', 'sad', '(1,\"a,b\")', '{sad,glad}', 'four', 12345, 1), (DEFAULT, NULL, '00:00',"
+        " (1.5, 2, '23:59:59.999999', 'sad', '(1,\"a,b\")', '{sad,glad}', 'four', 12345, 1), (DEFAULT,"
+        " NULL, '00:00',"
         " 'glad', NULL, '{}', NULL, -100, NULL)")  # fmt: skip
-    sql("UPDATE item SET n = n * 2, t = t - interval '1 second'", "DELETE FROM item WHERE m = 'glad'", "TRUNCATE item")
+    sql(
+        "UPDATE item SET n = n * 2, t = t - interval '1 second'",
+        "DELETE FROM item WHERE m = 'glad'",
+        "TRUNCATE item",
+    )
     follower.follow()
     assert len(follower.entries) == 4
     assert {row[0] for row in follower.entries[0]["item"]} == {Decimal("1.5000000000"), None}
@@ -80,7 +85,8 @@ def test_shown_types(capture: str, sql: Sql, make: MakeAdapter) -> None:
 def test_text_compares_by_its_bytes(capture: str, sql: Sql, make: MakeAdapter) -> None:
     sql(
         "CREATE COLLATION nocase (provider = icu, locale = 'und-u-ks-level2', deterministic = false)",
-        "CREATE TABLE item (id int PRIMARY KEY, loose text COLLATE nocase, plain text COLLATE \"C.utf8\", fixed char(4))",
+        "CREATE TABLE item (id int PRIMARY KEY, loose text COLLATE nocase,"
+        ' plain text COLLATE "C.utf8", fixed char(4))',
         "INSERT INTO item VALUES (1, 'a', 'a', 'a'), (2, 'A', 'A', 'A'), (3, 'a', 'A', 'a')",
     )
     adapter = make(capture)
@@ -93,7 +99,10 @@ def test_text_compares_by_its_bytes(capture: str, sql: Sql, make: MakeAdapter) -
             expected = {"loose": [1, 3], "plain": [1], "fixed": [1, 3]}[column]
             assert sorted(found.column(0).to_pylist()) == expected, column
         joined = select(
-            catalog, {"a": "item", "b": "item"}, [("a", "id"), ("b", "id")], joins=[(("a", "loose"), ("b", "plain"))]
+            catalog,
+            {"a": "item", "b": "item"},
+            [("a", "id"), ("b", "id")],
+            joins=[(("a", "loose"), ("b", "plain"))],
         )
         pairs = {tuple(row.values()) for row in snapshot.fetch(joined).read_all().to_pylist()}
     assert pairs == {(1, 1), (3, 1), (2, 2), (2, 3)}
@@ -107,7 +116,8 @@ def test_keys_use_an_index(capture: str, sql: Sql, make: MakeAdapter) -> None:
 
     sql(
         "CREATE TABLE item (i int2, t text, u uuid, n numeric(10, 2), d timestamptz)",
-        "INSERT INTO item SELECT i % 30000, i::text, gen_random_uuid(), i, now() FROM generate_series(1, 20000) i",
+        "INSERT INTO item SELECT i % 30000, i::text, gen_random_uuid(), i, now() FROM"
+        " generate_series(1, 20000) i",
         *(f"CREATE INDEX ON item ({column})" for column in "itund"),
         "ANALYZE item",
     )
@@ -121,6 +131,7 @@ def test_keys_use_an_index(capture: str, sql: Sql, make: MakeAdapter) -> None:
         name, type_ = query.columns[0].name, query.columns[0].type
         keys = Keys((name,), pa.table({name: pa.array([value], type_)}))
         ((statement, parameters),) = Statement(tables, query).by_keys(keys)
+        assert parameters is not None
         literal = "ARRAY[" + ", ".join(f"'{v}'" for v in parameters.column(0).to_pylist()[0]) + "]"
         plan = session.rows("EXPLAIN " + statement.replace("$1", literal))
         assert any("Index" in line for (line,) in plan), (column, plan)
