@@ -1,0 +1,333 @@
+"""What both captures share: what they note in the source, how drift is told, and what they offer the
+adapter."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from adapters.global_marks import MARKER
+from adapters.postgresql.catalog import OWN, Shape, SourceRelation, SourceTables, read_tables
+from adapters.postgresql.connection import ArrowSession, Session, translated
+from adapters.postgresql.options import Options
+from adapters.postgresql.sql import path, quote, text
+from adapters.spi import COUNT, TRANSACTION, Changes
+from algebra.errors import ConfigurationError, PositionTrimmedError, SchemaChangedError
+from algebra.position import Position
+
+META = f"{OWN}.meta"
+RELATIONS = f"{OWN}.relations"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One relation as capture knows it. `identity`: the replica identities to restore, by table."""
+
+    number: int
+    name: str
+    schema: str
+    table: str
+    shape: Shape
+    identity: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What is installed in the source; `epoch` is empty if nothing is."""
+
+    epoch: str = ""
+    trimmed: int = 0
+    relations: tuple[Prepared, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(prepared.name for prepared in self.relations)
+
+
+def read_installed(session: Session, source: str, capture: str) -> Installed:
+    """What capture finds of itself; ConfigurationError if another capture is installed."""
+    if session.one("SELECT to_regclass(%s)", [META])[0] is None:
+        return Installed()
+    meta = session.one(f"SELECT capture, epoch, trimmed FROM {META}")
+    if meta is None:
+        raise ConfigurationError(
+            f"source {source!r}: the table {META} is empty; remove capture and prepare again"
+        )
+    if meta[0] != capture:
+        raise ConfigurationError(
+            f"source {source!r} has capture {meta[0]!r} installed, not {capture!r}; remove it first"
+        )
+    rows = session.rows(
+        f'SELECT number, relation, "schema", "table", shape, identity FROM {RELATIONS} ORDER BY number'
+    )
+    return Installed(
+        meta[1],
+        meta[2],
+        tuple(
+            Prepared(number, name, schema, table, _pairs(shape), _pairs(identity))
+            for number, name, schema, table, shape, identity in rows
+        ),
+    )
+
+
+def _pairs(document: str) -> tuple[tuple[str, str], ...]:
+    return tuple((first, second) for first, second in json.loads(document))
+
+
+def create_base(capture: str, epoch: str) -> list[str]:
+    """The statements that make room for what capture notes."""
+    return [
+        f"CREATE SCHEMA {OWN}",
+        f"CREATE TABLE {META} (capture text NOT NULL, epoch text NOT NULL, trimmed int8 NOT NULL)",
+        f"INSERT INTO {META} VALUES ({text(capture)}, {text(epoch)}, 0)",
+        f"CREATE TABLE {RELATIONS} (number int4 PRIMARY KEY, relation text UNIQUE NOT NULL,"
+        ' "schema" text NOT NULL,'
+        f' "table" text NOT NULL, shape text NOT NULL, identity text NOT NULL)',
+    ]
+
+
+def note_relation(number: int, relation: SourceRelation, identity: Sequence[tuple[str, str]] = ()) -> str:
+    """The statement that notes a relation as prepared."""
+    values = (
+        relation.name,
+        relation.schema,
+        relation.table,
+        json.dumps(relation.shape),
+        json.dumps(list(identity)),
+    )
+    return f"INSERT INTO {RELATIONS} VALUES ({number}, {', '.join(text(value) for value in values)})"
+
+
+def create_marker(schema: str, function: str, body: str, *, definer: bool) -> list[str]:
+    """The marker: a view whose INSERT runs `body` with NEW.id and NEW.participants, and keeps no row.
+
+    A view, because rows would have to be deleted again, and because its trigger cannot fail on a constraint.
+    """
+    marker = path(schema, MARKER)
+    return [
+        f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql"
+        f" {'SECURITY DEFINER ' if definer else ''}SET search_path = pg_catalog, pg_temp"
+        f" AS $lockstep$ BEGIN {body} RETURN NEW; END $lockstep$",
+        f"CREATE VIEW {marker} AS SELECT NULL::text AS id, NULL::text AS participants WHERE false",
+        f"CREATE TRIGGER _lockstep_mark INSTEAD OF INSERT ON {marker}"
+        f" FOR EACH ROW EXECUTE FUNCTION {function}()",
+        # A mark must not make an application's transaction fail.
+        f"GRANT INSERT ON {marker} TO PUBLIC",
+    ]
+
+
+def drift(prepared: Prepared, relation: SourceRelation | None) -> str | None:
+    """In words, how a relation differs from what was prepared; None if it does not."""
+    if relation is None:
+        return "was dropped or renamed"
+    before, now = dict(prepared.shape), dict(relation.shape)
+    for name in before.keys() - now.keys():
+        return f"lost {_thing(name)}"
+    for name in now.keys() - before.keys():
+        return f"got {_thing(name)}"
+    for name, declared in now.items():
+        if before[name] != declared:
+            return f"changed column {name!r} from {before[name]} to {declared}"
+    if tuple(before) != tuple(now):
+        return "changed the order of its columns"
+    return None
+
+
+def _thing(name: str) -> str:
+    return name if name.startswith("partition ") else f"column {name!r}"
+
+
+def changed(source: str, relation: str, problem: str) -> SchemaChangedError:
+    return SchemaChangedError(
+        f"relation {source}.{relation} {problem} since capture was prepared; prepare again"
+    )
+
+
+def change_schema(relation: SourceRelation) -> pa.Schema:
+    """The schema of a relation's table in `Changes`."""
+    fields = [pa.field(column.name, column.known.arrow) for column in relation.columns]
+    return pa.schema([*fields, pa.field(TRANSACTION, pa.int32()), pa.field(COUNT, pa.int64())])
+
+
+def record_columns(relation: SourceRelation) -> str:
+    """A select list over a subquery `r` whose `v` is a row of the relation."""
+    return ", ".join(column.known.read.format(f"(r.v).{quote(column.name)}") for column in relation.columns)
+
+
+def record_table(relation: SourceRelation, table: pa.Table) -> pa.Table:
+    """What was selected by `record_columns`, then `_tx` and `_count`, as a table of `Changes`."""
+    columns = [
+        column.known.shown(table.column(i), f"{relation.name}.{column.name}")
+        for i, column in enumerate(relation.columns)
+    ]
+    columns += [table.column(table.num_columns - 2), table.column(table.num_columns - 1)]
+    return pa.Table.from_arrays(columns, schema=change_schema(relation))
+
+
+def read_table(arrow: ArrowSession, statement: str, parameters: pa.RecordBatch | None = None) -> pa.Table:
+    """The answer to one statement, as a whole."""
+    with translated(arrow.source), arrow.cursor() as cursor:
+        cursor.execute(statement, parameters=parameters)
+        return cursor.fetch_arrow_table()
+
+
+def not_prepared(source: str) -> ConfigurationError:
+    return ConfigurationError(f"source {source!r} is not prepared: no capture is installed in it")
+
+
+def foreign(source: str, after: Position) -> PositionTrimmedError:
+    return PositionTrimmedError(
+        f"source {source!r}: position {after} is not of this history (capture was installed anew, or the "
+        "database was restored)"
+    )
+
+
+def trimmed(source: str, after: Position) -> PositionTrimmedError:
+    return PositionTrimmedError(f"source {source!r}: the history after position {after} is gone")
+
+
+def check_rights(
+    session: Session, source: str, relations: Sequence[SourceRelation], rights: Sequence[str]
+) -> None:
+    """Raise ConfigurationError, with the GRANT that mends it, for the first right that is missing."""
+    for relation in relations:
+        for right in rights:
+            have = session.one("SELECT has_table_privilege(%s::oid, %s), current_user", [relation.oid, right])
+            if not have[0]:
+                raise ConfigurationError(
+                    f"source {source!r}: {right} on {relation.qualified} is missing;"
+                    f' GRANT {right} ON {relation.qualified} TO "{have[1]}"'
+                )
+
+
+def check_creation(session: Session, source: str, schema: str, *, base: bool) -> None:
+    """Raise ConfigurationError unless a schema, and in `schema` a view, may be created."""
+    row = session.one(
+        "SELECT has_database_privilege(current_database(), 'CREATE'), current_database(), current_user,"
+        " (SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %s)",
+        [schema],
+    )
+    if base and not row[0]:
+        raise ConfigurationError(
+            f"source {source!r}: CREATE on the database is missing;"
+            f' GRANT CREATE ON DATABASE "{row[1]}" TO "{row[2]}"'
+        )
+    if row[3] is None:
+        raise ConfigurationError(f"source {source!r} has no schema {schema!r} (option schema)")
+    if base and not row[3]:
+        raise ConfigurationError(
+            f"source {source!r}: CREATE on the schema is missing;"
+            f' GRANT CREATE ON SCHEMA "{schema}" TO "{row[2]}"'
+        )
+
+
+class ArrowLease:
+    """The ADBC connection for one snapshot: joins the snapshot when it is first needed."""
+
+    def __init__(self, session: ArrowSession) -> None:
+        self._session = session
+        self._joined = False
+
+    def join(self, holder: Session) -> ArrowSession:
+        """The connection, reading in the snapshot that `holder` has open."""
+        if not self._joined:
+            with translated(holder.source):
+                self._session.begin(holder.one("SELECT pg_export_snapshot()")[0])
+            self._joined = True
+        return self._session
+
+    def end(self) -> None:
+        if self._joined:
+            self._session.end()
+
+
+class History(ABC):
+    """The captured history as one snapshot shows it."""
+
+    @property
+    @abstractmethod
+    def position(self) -> Position:
+        """The position of the state that the snapshot shows."""
+
+    @abstractmethod
+    def changes(self, after: Position) -> Changes:
+        """All entries after that position."""
+
+
+@dataclass(frozen=True)
+class View:
+    """An open read transaction: the session that holds it, the tables as it sees them, and its history."""
+
+    session: Session
+    tables: SourceTables
+    history: History
+
+
+class Capture(ABC):
+    """A way to learn what changed."""
+
+    @abstractmethod
+    def prepare(self, relations: Sequence[str], *, dry_run: bool) -> list[str]:
+        """As in the contract."""
+
+    @abstractmethod
+    def remove(self, *, dry_run: bool) -> list[str]:
+        """As in the contract."""
+
+    @abstractmethod
+    def open(self, arrow: ArrowLease) -> AbstractContextManager[View]:
+        """A read transaction whose state is a position of the history."""
+
+    @abstractmethod
+    def wait(self, timeout: float) -> None:
+        """As in the contract."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """As in the contract; from any thread."""
+
+    @abstractmethod
+    def acknowledge(self, position: Position) -> None:
+        """As in the contract."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all connections; from any thread."""
+
+
+class Nothing(History):
+    """The history of a source without capture: there is none, and asking for it says why."""
+
+    def __init__(self, why: Exception) -> None:
+        self._why = why
+
+    @property
+    def position(self) -> Position:
+        raise self._why
+
+    def changes(self, after: Position) -> Changes:
+        raise self._why
+
+
+def lock_statement(relations: Sequence[SourceRelation]) -> str:
+    """Keep these tables as they are while the transaction lasts.
+
+    TRUNCATE and rewriting ALTER TABLE do not heed snapshots: a table would look empty to one that is older.
+    Taken before the snapshot, so that whoever held the lock before is shown.
+    """
+    if not relations:
+        return ""
+    return f"LOCK TABLE {', '.join(relation.scanned for relation in relations)} IN ACCESS SHARE MODE;"
+
+
+def known_tables(
+    session: Session, options: Options, installed: Installed, shown: Sequence[str] | None
+) -> SourceTables:
+    """The tables that a snapshot may be asked about: all, or those shown and those prepared."""
+    names = None if shown is None else tuple(dict.fromkeys((*shown, *installed.names)))
+    return read_tables(session, options, names)

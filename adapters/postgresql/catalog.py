@@ -1,0 +1,239 @@
+"""What the database holds: its tables as relations, with keys, types and size estimates.
+
+Shown are ordinary and partitioned tables that are logged. Not shown are: partitions by themselves (their
+rows are the root's), tables with plain inheritance (whose rows would be in two relations), unlogged,
+temporary and foreign tables, and what capture made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from adapters.postgresql.connection import Session
+from adapters.postgresql.options import LOG, Options
+from adapters.postgresql.sql import path, quote, text
+from adapters.postgresql.types import ColumnType, column_type
+from adapters.spi import TRANSACTION
+from algebra.errors import ConfigurationError
+from algebra.schema import COUNT, Catalog, Column, RelationSchema
+
+OWN = "_lockstep"
+"""The schema that holds capture's tables; names that begin like it are never shown."""
+
+Shape = tuple[tuple[str, str], ...]
+"""What must not change while changes are captured: columns with their types, then partitions."""
+
+_TABLES = f"""
+    SELECT c.oid::int8, n.nspname, c.relname, c.relkind::text, greatest(c.reltuples, 0)::int8,
+           c.relreplident::text,
+           coalesce((SELECT array_agg(p.relid::int8 || ' ' || p.relid::regclass
+                                      ORDER BY p.relid::regclass::text)
+                     FROM pg_partition_tree(c.oid) p WHERE c.relkind = 'p' AND p.relid <> c.oid), '{{}}')
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
+      AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+      AND left(n.nspname, {len(OWN)}) <> {text(OWN)} AND left(c.relname, {len(OWN)}) <> {text(OWN)}
+      AND NOT EXISTS (SELECT FROM pg_inherits i WHERE c.relkind = 'r' AND c.oid IN (i.inhparent, i.inhrelid))
+      AND (%s::text[] IS NULL OR c.relname = ANY (%s) OR n.nspname || '.' || c.relname = ANY (%s))
+    ORDER BY n.nspname = %s DESC, n.nspname, c.relname"""
+_COLUMNS = """
+    WITH RECURSIVE base AS (
+        SELECT a.attrelid, a.attnum, t.typname, t.typtype, t.typcategory, t.typbasetype,
+               CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END AS modifier
+        FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+        WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+      UNION ALL
+        SELECT b.attrelid, b.attnum, t.typname, t.typtype, t.typcategory, t.typbasetype,
+               CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE b.modifier END
+        FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
+    )
+    SELECT a.attrelid::int8, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
+           b.typname, b.typtype::text, b.typcategory::text, b.modifier, a.attgenerated::text,
+           a.attcollation::int8, coalesce(l.collisdeterministic, true)
+    FROM pg_attribute a JOIN base b ON b.attrelid = a.attrelid AND b.attnum = a.attnum AND b.typtype <> 'd'
+         LEFT JOIN pg_collation l ON l.oid = a.attcollation
+    ORDER BY a.attrelid, a.attnum"""
+_KEYS = """
+    SELECT i.indrelid::int8, array_agg(a.attname ORDER BY k.place)
+    FROM pg_index i CROSS JOIN unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, place)
+         JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    WHERE i.indrelid = ANY (%s::oid[]) AND i.indisunique AND i.indisvalid AND i.indimmediate
+      AND i.indpred IS NULL AND i.indexprs IS NULL AND k.place <= i.indnkeyatts
+    GROUP BY i.indexrelid, i.indrelid, i.indisprimary
+    HAVING bool_and(a.attnotnull)
+    ORDER BY i.indrelid, i.indisprimary DESC, i.indexrelid"""
+
+
+@dataclass(frozen=True)
+class SourceColumn:
+    """A column with its declared type and how that is shown; `type` is None if it cannot be."""
+
+    name: str
+    declared: str
+    nullable: bool
+    type: ColumnType | None
+    collation: int = 0
+    deterministic: bool = True
+
+    @property
+    def known(self) -> ColumnType:
+        if self.type is None:
+            raise ConfigurationError(f"column {self.name!r} has type {self.declared}, which is not supported")
+        return self.type
+
+    def raw(self, alias: str) -> str:
+        """The column as it is."""
+        return f"{quote(alias)}.{quote(self.name)}"
+
+    def shown(self, alias: str) -> str:
+        """The expression that reads the column as the type it is shown by."""
+        return self.known.read.format(self.raw(alias))
+
+    def compared(self, alias: str) -> str:
+        """The expression to compare with a key or another column, by value, text by its bytes."""
+        if not self.known.is_text:
+            return self.raw(alias) if self.known.native else self.shown(alias)
+        # Equality under any deterministic collation is equality of bytes, and the column's own has the index.
+        if self.known.native and self.deterministic:
+            return self.raw(alias)
+        return f'({self.shown(alias)} COLLATE "C")'
+
+
+@dataclass(frozen=True)
+class SourceRelation:
+    """A table: the relation it is shown as, and what it is in PostgreSQL.
+
+    `partitions`: of a partitioned table, all below it, quoted as the server does. `oids`: of
+    the table and its partitions. `identity`: the replica
+    identity of an ordinary table. `all_columns`: those that are not shown, too, in order.
+    """
+
+    name: str
+    oid: int
+    schema: str
+    table: str
+    columns: tuple[SourceColumn, ...]
+    all_columns: Shape
+    key: tuple[str, ...]
+    partitioned: bool
+    partitions: tuple[str, ...]
+    oids: tuple[int, ...]
+    identity: str
+    row_estimate: int
+
+    @property
+    def qualified(self) -> str:
+        return path(self.schema, self.table)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The table, and every partition of it."""
+        return (self.qualified, *self.partitions)
+
+    @property
+    def scanned(self) -> str:
+        """The table in a FROM clause."""
+        return self.qualified if self.partitioned else f"ONLY {self.qualified}"
+
+    @property
+    def shape(self) -> Shape:
+        partitions = ((f"partition {name}", "") for name in self.partitions)
+        return (*self.all_columns, *partitions)
+
+    def column(self, name: str) -> SourceColumn:
+        return next(column for column in self.columns if column.name == name)
+
+    def schema_shown(self, source: str) -> RelationSchema:
+        """The relation's schema; ConfigurationError if a column cannot be shown."""
+        for column in self.columns:
+            remedy = f"name it in option `exclude` as {self.name}.{column.name}, or leave the relation out"
+            if column.type is None:
+                raise ConfigurationError(
+                    f"column {source}.{self.name}.{column.name} has type {column.declared}, "
+                    f"which is not supported; {remedy}"
+                )
+            if column.name in (COUNT, TRANSACTION):
+                raise ConfigurationError(
+                    f"column {source}.{self.name}.{column.name} has a name that Lockstep reserves; {remedy}"
+                )
+        columns = tuple(Column(c.name, c.known.arrow, c.nullable) for c in self.columns)
+        return RelationSchema(self.name, columns, self.key, self.row_estimate)
+
+
+@dataclass(frozen=True)
+class SourceTables:
+    """Tables of the database at one moment, by relation name."""
+
+    source: str
+    relations: Mapping[str, SourceRelation]
+
+    def select(self, names: Iterable[str]) -> list[SourceRelation]:
+        """The relations of these names; ConfigurationError lists what exists if one does not."""
+        wanted = list(dict.fromkeys(names))
+        missing = [name for name in wanted if name not in self.relations]
+        if missing:
+            known = ", ".join(sorted(self.relations)) or "none"
+            raise ConfigurationError(
+                f"source {self.source!r} has no relation {missing[0]!r}; it has: {known}"
+            )
+        return [self.relations[name] for name in wanted]
+
+    def catalog(self, names: Sequence[str] | None) -> Catalog:
+        """What the source shows: the named relations, or all."""
+        chosen = self.select(self.relations if names is None else names)
+        return Catalog(self.source, {r.name: r.schema_shown(self.source) for r in chosen})
+
+
+def read_tables(session: Session, options: Options, names: Sequence[str] | None) -> SourceTables:
+    """The tables as the session sees them now: those of these relation names, or all."""
+    only = None if names is None else [*names, *(name.partition(".")[2] for name in names)]
+    tables = session.rows(_TABLES, [only, only, only, options.schema])
+    oids = [row[0] for row in tables]
+    columns: dict[int, list[SourceColumn]] = {}
+    all_columns: dict[int, list[tuple[str, str]]] = {}
+    names_of = {row[0]: relation_name(options.schema, row[1], row[2]) for row in tables}
+    for oid, name, declared, not_null, base, kind, category, modifier, generated, *collation in session.rows(
+        _COLUMNS, [oids]
+    ):
+        all_columns.setdefault(oid, []).append((name, declared))
+        if f"{names_of[oid]}.{name}" in options.exclude or (generated and options.capture == LOG):
+            continue  # pgoutput does not send generated columns
+        shown = column_type(base, kind, category, modifier, options.numeric_scale)
+        columns.setdefault(oid, []).append(SourceColumn(name, declared, not not_null, shown, *collation))
+    keys: dict[int, list[tuple[str, ...]]] = {}
+    for oid, key in session.rows(_KEYS, [oids]):
+        keys.setdefault(oid, []).append(tuple(key))
+    relations: dict[str, SourceRelation] = {}
+    for oid, schema, table, kind, estimate, identity, partitions in tables:
+        name = names_of[oid]
+        if names is not None and name not in names:
+            continue
+        if name in relations:
+            raise ConfigurationError(f"source {session.source!r} has two tables that are called {name!r}")
+        shown_columns = tuple(columns.get(oid, ()))
+        present = {column.name for column in shown_columns}
+        relations[name] = SourceRelation(
+            name=name,
+            oid=oid,
+            schema=schema,
+            table=table,
+            columns=shown_columns,
+            all_columns=tuple(all_columns.get(oid, ())),
+            key=next((key for key in keys.get(oid, ()) if present.issuperset(key)), ()),
+            partitioned=kind == "p",
+            partitions=tuple(partition.partition(" ")[2] for partition in partitions),
+            oids=(oid, *(int(partition.partition(" ")[0]) for partition in partitions)),
+            identity=identity,
+            row_estimate=estimate,
+        )
+    return SourceTables(session.source, relations)
+
+
+def relation_name(default: str, schema: str, table: str) -> str:
+    """How a table is called in Lockstep: tables outside of the default schema carry their schema.
+
+    >>> relation_name("public", "public", "t"), relation_name("public", "crm", "t")
+    ('t', 'crm.t')
+    """
+    return table if schema == default else f"{schema}.{table}"

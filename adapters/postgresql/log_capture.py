@@ -1,0 +1,743 @@
+"""Log capture: logical decoding with `pgoutput`, matched to snapshots by transaction visibility.
+
+Problem. An answer is read in a snapshot, the changes come from the write-ahead log (WAL). Which
+transactions of the log does the snapshot show?
+
+- A commit becomes visible when its backend leaves the list of running transactions, some time after its
+  commit record is in the WAL. Two backends may do so in the other order than their records. So a snapshot
+  need not be a prefix of the log.
+- With `synchronous_commit = off` a commit is visible before its record is flushed, and decoding reads only
+  what is flushed. So a snapshot may show what the log does not have yet.
+
+Wrong ways: *compare log positions* (the WAL position at the time of a snapshot says nothing about who is
+visible);
+*take the snapshot and read the log up to the last visible transaction* (with the order turned, one before
+it is not shown, and one prefix or the other would be wrong).
+
+Chosen way:
+1. Take the snapshot, and in the same statement the WAL's insert position. All that the snapshot shows has
+   its commit record before that position.
+2. If that much is not flushed, commit an empty message of our own, which flushes everything before it.
+3. Read the log up to that position (`stream.py`). Each of its transactions is shown or not: its id is below
+   the snapshot's xmax and not among the running ones.
+4. If those shown are a prefix, its end is the snapshot's position. Else one that committed is about to
+   become visible: let the snapshot go and take another.
+A commit that waits for a synchronous standby can stay invisible for long, while later ones, which do not
+wait, are visible. Then no snapshot is a prefix, and the source counts as unavailable until the standby
+answers.
+
+So nothing is reported that a crash of the server could take back, and entries are exact transactions in the
+order of their commit records.
+
+Positions. The ordinal is where the entry's commit record ends in the WAL. The slot's name holds the epoch:
+a slot that is made anew has another. A position between the slot's place and the newest entry must be that
+of an entry with the same transaction id and commit time; so a database restored from a copy, slot included,
+is told apart.
+
+The slot moves by `acknowledge` alone, with one exception: when all entries are acknowledged, and other
+tables or databases write on, the slot moves past what holds nothing of ours. The table `idle` notes from
+where to where, first; so the last position stays valid, and stays the newest. A mediator that stalls holds
+back the slot until `wal_limit_mb`; then the slot is dropped, positions are refused, and the next `prepare`
+makes another.
+
+Old rows come from REPLICA IDENTITY FULL. A TRUNCATE is in the log without its rows, so a trigger before it
+writes them into the log, as messages (`pg_logical_emit_message`); marks of global transactions are such
+messages, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from uuid import uuid4
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+
+from adapters.global_marks import MARKER, Mark, parts
+from adapters.postgresql.capture import (
+    META,
+    RELATIONS,
+    ArrowLease,
+    Capture,
+    History,
+    Installed,
+    Nothing,
+    Prepared,
+    View,
+    change_schema,
+    changed,
+    check_creation,
+    check_rights,
+    create_base,
+    create_marker,
+    drift,
+    foreign,
+    known_tables,
+    lock_statement,
+    not_prepared,
+    note_relation,
+    read_installed,
+    read_table,
+    record_columns,
+    record_table,
+    trimmed,
+)
+from adapters.postgresql.catalog import OWN, SourceRelation, SourceTables
+from adapters.postgresql.connection import ArrowSession, Session, translated
+from adapters.postgresql.known import Known, KnownReader
+from adapters.postgresql.options import LOG, Options
+from adapters.postgresql.pgoutput import MARK_PREFIX, TRUNCATE_PREFIX, Entry, RelationMessage, parse
+from adapters.postgresql.sql import path, quote, text
+from adapters.postgresql.stream import LogStream
+from adapters.postgresql.trigger_layout import CANONICAL
+from adapters.postgresql.visibility import Visibility
+from adapters.postgresql.waker import Waker
+from adapters.spi import COUNT, TRANSACTION, Changes
+from algebra.errors import (
+    ConfigurationError,
+    LockstepError,
+    PositionTrimmedError,
+    SchemaChangedError,
+    SourceUnavailableError,
+)
+from algebra.position import Position
+
+log = logging.getLogger(__name__)
+
+PUBLICATION = OWN
+IDLE = f"{OWN}.idle"
+SLOT_PREFIX = "lockstep_"
+TEND_SECONDS = 1.0
+IDLE_BYTES = 16 << 20
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
+
+_NOW = """
+    SELECT pg_current_snapshot()::text, (pg_current_wal_insert_lsn() - '0/0')::int8,
+           (pg_current_wal_flush_lsn() - '0/0')::int8"""
+_SLOTS = f"""
+    SELECT slot_name, (confirmed_flush_lsn - '0/0')::int8, coalesce(wal_status, '') FROM pg_replication_slots
+    WHERE database = current_database() AND NOT temporary AND plugin = 'pgoutput'
+      AND starts_with(slot_name, {text(SLOT_PREFIX)})
+    ORDER BY slot_name"""
+_FENCE = (
+    "BEGIN READ WRITE; SET LOCAL synchronous_commit = local;"
+    f" SELECT pg_logical_emit_message(true, '{OWN}:fence', ''); COMMIT"
+)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The slot that keeps our place; `confirmed` is that place."""
+
+    name: str
+    confirmed: int
+
+    @property
+    def epoch(self) -> str:
+        return self.name.removeprefix(SLOT_PREFIX)
+
+
+def read_slot(session: Session) -> Slot | None:
+    """The slot of this database, if there is one whose history is all there."""
+    for name, confirmed, status in session.rows(_SLOTS):
+        if status != "lost" and confirmed is not None:
+            return Slot(name, confirmed)
+    return None
+
+
+class LogCapture(Capture):
+    """Follows the write-ahead log through a slot."""
+
+    def __init__(
+        self,
+        source: str,
+        options: Options,
+        shown: Sequence[str] | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source = source
+        self._options = options
+        self._shown = shown
+        self._clock = clock
+        self._control = Session(source, options.conninfo)
+        self._reader = Session(source, options.conninfo)
+        self._waker = Waker()
+        self._stream = LogStream(source, options.conninfo, PUBLICATION, self._waker.wake, clock)
+        self._floor = Position(0)
+        self._seen = 0
+        self._wanted: Position | None = None
+        self._tended_at = clock()
+        self._locked: tuple[SourceRelation, ...] = ()
+        self._known = KnownReader(source, options, shown, self._problems)
+
+    # Installing
+
+    def prepare(self, relations: Sequence[str], *, dry_run: bool) -> list[str]:
+        steps, slot_steps = self._plan(relations)
+        if dry_run:
+            return [*steps, *slot_steps]
+        if steps:
+            with self._control.transaction():
+                for step in steps:
+                    self._control.run(step)
+        for step in slot_steps:
+            self._control.run(step)
+        if slot_steps:
+            self._stream.close()
+        self._locked = ()
+        return [*steps, *slot_steps]
+
+    def _plan(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
+        installed = read_installed(self._control, self._source, LOG)
+        tables = known_tables(self._control, self._options, installed, None)
+        wanted = tables.select(names)
+        for relation in wanted:
+            relation.schema_shown(self._source)
+        check_rights(self._control, self._source, wanted, ["SELECT"])
+        self._check_server()
+        steps: list[str] = []
+        if not installed.epoch:
+            check_creation(self._control, self._source, self._options.schema, base=True)
+            steps += create_base(LOG, uuid4().hex)
+            steps.append(f"CREATE TABLE {IDLE} (epoch text NOT NULL, last int8 NOT NULL, upto int8 NOT NULL)")
+            steps += create_marker(
+                self._options.schema,
+                f"{OWN}.mark",
+                f"PERFORM pg_logical_emit_message(true, {text(MARK_PREFIX)},"
+                " json_build_array(NEW.id, NEW.participants)::text);",
+                definer=False,
+            )
+            steps.append(
+                f"CREATE PUBLICATION {PUBLICATION} WITH (publish = 'insert, update, delete, truncate',"
+                " publish_via_partition_root = true)"
+            )
+        problems = self._problems(self._control, installed, tables)
+        broken = [prepared for prepared in installed.relations if prepared.number in problems]
+        wanted += [
+            tables.relations[prepared.name] for prepared in broken if prepared.name in tables.relations
+        ]
+        have = {p.name for p in installed.relations if p.number not in problems}
+        number = max((p.number for p in installed.relations), default=0)
+        new = {r.name: r for r in wanted if r.name not in have}
+        self._check_owner(list(new.values()))
+        remembered = {oid: identity for prepared in broken for oid, identity in prepared.identity}
+        kept = {oid for relation in new.values() for oid, *_ in self._identities(relation)}
+        for prepared in broken:
+            steps += self._unprepare(prepared, kept)
+        for relation in new.values():
+            number += 1
+            steps += self._prepare_relation(number, relation, remembered)
+        slots = [row[0] for row in self._control.rows(_SLOTS)]
+        slot = read_slot(self._control)
+        slot_steps: list[str] = []
+        if slot is None or problems:
+            name = SLOT_PREFIX + uuid4().hex[:16]
+            slot_steps.append(f"SELECT pg_create_logical_replication_slot({text(name)}, 'pgoutput')")
+            slot_steps += [f"SELECT pg_drop_replication_slot({text(old)})" for old in slots]
+        return steps, slot_steps
+
+    def _prepare_relation(
+        self, number: int, relation: SourceRelation, remembered: Mapping[str, str]
+    ) -> list[str]:
+        identities = self._identities(relation)
+        steps = [
+            f"ALTER TABLE {table} REPLICA IDENTITY FULL"
+            for _, table, identity in identities
+            if identity != "FULL"
+        ]
+        function = f"{OWN}.truncate_{number}"
+        row = quote(f"{OWN} row")
+        steps.append(
+            f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
+            f" {CANONICAL} AS $lockstep$ BEGIN"
+            f" PERFORM pg_logical_emit_message(true, {text(TRUNCATE_PREFIX)}, '{number} []');"
+            f" EXECUTE format('SELECT pg_logical_emit_message(true,"
+            f" {text(TRUNCATE_PREFIX).replace(chr(39), chr(39) * 2)},"
+            f" ''{number} '' || json_agg(part.v)::text) FROM (SELECT {row}::text AS v,"
+            f" (row_number() OVER () - 1) / 500 AS n FROM ONLY %I.%I AS {row}) AS part GROUP BY part.n',"
+            " TG_TABLE_SCHEMA, TG_TABLE_NAME);"
+            " RETURN NULL; END $lockstep$"
+        )
+        for _, table, _ in identities:
+            steps.append(
+                f"CREATE TRIGGER _lockstep_truncate BEFORE TRUNCATE ON {table}"
+                f" FOR EACH STATEMENT EXECUTE FUNCTION {function}()"
+            )
+        steps.append(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE {relation.scanned}")
+        before = [(oid, remembered.get(oid, identity)) for oid, _, identity in identities]
+        steps.append(note_relation(number, relation, [pair for pair in before if pair[1] != "FULL"]))
+        return steps
+
+    def _identities(self, relation: SourceRelation) -> list[tuple[str, str, str]]:
+        """The table and its partitions: oid, name, and replica identity as ALTER TABLE says it.
+
+        Whether old rows are logged is up to the partition, whether they are sent as such is up to the root.
+        """
+        found = []
+        for table in relation.tables:
+            oid, kind, index = self._control.one(
+                "SELECT c.oid::text, c.relreplident::text, (SELECT quote_ident(i.relname) FROM pg_index x"
+                " JOIN pg_class i ON i.oid = x.indexrelid WHERE x.indrelid = c.oid AND x.indisreplident)"
+                " FROM pg_class c WHERE c.oid = %s::regclass",
+                [table],
+            )
+            words = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": f"USING INDEX {index}"}
+            found.append((oid, table, words[kind] if kind != "i" or index else "DEFAULT"))
+        return found
+
+    def _unprepare(self, prepared: Prepared, kept: Collection[str] = ()) -> list[str]:
+        """Undo what was done to one relation, as far as its tables are there and not `kept` (by oid)."""
+        name = f"truncate_{prepared.number}"
+        published = self._control.rows(
+            "SELECT DISTINCT r.prrelid::regclass::text FROM pg_publication_rel r"
+            " JOIN pg_publication p ON p.oid = r.prpubid"
+            " LEFT JOIN (pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid"
+            "            JOIN pg_namespace n ON n.oid = f.pronamespace AND n.nspname = %s AND f.proname = %s)"
+            "   ON r.prrelid = t.tgrelid OR r.prrelid IN (SELECT relid FROM"
+            " pg_partition_ancestors(t.tgrelid))"
+            " WHERE p.pubname = %s AND (t.oid IS NOT NULL OR r.prrelid = to_regclass(%s))",
+            [OWN, name, PUBLICATION, path(prepared.schema, prepared.table)],
+        )
+        steps = [f"ALTER PUBLICATION {PUBLICATION} DROP TABLE {table}" for (table,) in published]
+        steps.append(f"DROP FUNCTION {OWN}.{name}() CASCADE")
+        for oid, identity in prepared.identity:
+            table = self._control.one(
+                "SELECT oid::regclass::text FROM pg_class WHERE oid = %s::oid AND relreplident = 'f'", [oid]
+            )
+            if table is not None and oid not in kept:
+                steps.append(f"ALTER TABLE {table[0]} REPLICA IDENTITY {identity}")
+        steps.append(f"DELETE FROM {RELATIONS} WHERE number = {prepared.number}")
+        return steps
+
+    def _check_server(self) -> None:
+        level, role = self._control.one(
+            "SELECT current_setting('wal_level'),"
+            " (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user)"
+        )
+        if level != "logical":
+            raise ConfigurationError(
+                f"source {self._source!r}: wal_level is {level}; set wal_level = logical and restart"
+                " the server,"
+                " or use capture: trigger"
+            )
+        if not role:
+            user = self._control.one("SELECT quote_ident(current_user)")[0]
+            raise ConfigurationError(
+                f"source {self._source!r}: the right to replicate is missing; ALTER ROLE {user} REPLICATION,"
+                " or use capture: trigger"
+            )
+
+    def _check_owner(self, relations: Sequence[SourceRelation]) -> None:
+        for relation in relations:
+            owns, owner, user = self._control.one(
+                "SELECT pg_has_role(relowner, 'USAGE'), quote_ident(pg_get_userbyid(relowner)),"
+                " quote_ident(current_user) FROM pg_class WHERE oid = %s::oid",
+                [relation.oid],
+            )
+            if not owns:
+                raise ConfigurationError(
+                    f"source {self._source!r}: only its owner may publish {relation.qualified}; GRANT"
+                    f" {owner} TO"
+                    f" {user}, or let the owner prepare it once"
+                )
+
+    def remove(self, *, dry_run: bool) -> list[str]:
+        steps: list[str] = []
+        slots = [f"SELECT pg_drop_replication_slot({text(row[0])})" for row in self._control.rows(_SLOTS)]
+        installed = read_installed(self._control, self._source, LOG)
+        if installed.epoch:
+            for prepared in installed.relations:
+                steps += self._unprepare(prepared)
+            marker = self._control.one(
+                "SELECT c.oid::regclass::text FROM pg_class c JOIN pg_trigger t ON t.tgrelid = c.oid"
+                " WHERE c.relname = %s AND c.relkind = 'v' AND t.tgname = '_lockstep_mark'",
+                [MARKER],
+            )
+            if marker is not None:
+                steps.append(f"DROP VIEW {marker[0]}")
+            steps.append(f"DROP PUBLICATION IF EXISTS {PUBLICATION}")
+            steps.append(f"DROP FUNCTION IF EXISTS {OWN}.mark()")
+            steps += [f"DROP TABLE {table}" for table in (IDLE, RELATIONS, META)]
+            steps.append(f"DROP SCHEMA {OWN}")
+        if not dry_run:
+            self._stream.close()
+            if steps:
+                with self._control.transaction():
+                    for step in steps:
+                        self._control.run(step)
+            for step in slots:
+                self._control.run(step)
+            self._locked = ()
+        return [*steps, *slots]
+
+    @staticmethod
+    def _problems(session: Session, installed: Installed, tables: SourceTables) -> dict[int, str]:
+        """The prepared relations whose capture no longer works, by number, with the reason in words."""
+        oids = [oid for relation in tables.relations.values() for oid in relation.oids]
+        found = {
+            oid: state
+            for oid, *state in session.rows(
+                "SELECT c.oid::int8, c.relreplident = 'f',"
+                " (SELECT array_agg(p.proname::text) FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid"
+                "   JOIN pg_namespace n ON n.oid = p.pronamespace"
+                "   WHERE t.tgrelid = c.oid AND n.nspname = %s AND t.tgenabled IN ('O', 'A')),"
+                " EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid"
+                "   WHERE p.pubname = %s AND r.prrelid = c.oid)"
+                " FROM pg_class c WHERE c.oid = ANY (%s::oid[])",
+                [OWN, PUBLICATION, oids],
+            )
+        }
+        problems = {}
+        for prepared in installed.relations:
+            relation = tables.relations.get(prepared.name)
+            problem = drift(prepared, relation)
+            if problem is None and relation is not None:
+                states = [found[oid] for oid in relation.oids]
+                if not all(full for full, _, _ in states):
+                    problem = "lost its replica identity"
+                elif not all(f"truncate_{prepared.number}" in (triggers or ()) for _, triggers, _ in states):
+                    problem = "lost its trigger"
+                elif not states[0][2]:
+                    problem = "is no longer published"
+            if problem is not None:
+                problems[prepared.number] = problem
+        return problems
+
+    # Reading
+
+    @contextmanager
+    def open(self, arrow: ArrowLease) -> Iterator[View]:
+        with translated(self._source):
+            view = self._open(arrow)
+        try:
+            yield view
+        finally:
+            self._reader.rollback()
+
+    def _open(self, arrow: ArrowLease) -> View:
+        deadline = self._clock() + self._options.lock_timeout
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                view = self._try_open(arrow)
+                if view is not None:
+                    return view
+            except psycopg.errors.UndefinedTable:
+                # Renamed, dropped or removed meanwhile: look again.
+                self._locked = ()
+                self._known.forget()
+            except BaseException:
+                self._reader.rollback()
+                raise
+            self._reader.rollback()
+            if self._clock() > deadline:
+                raise SourceUnavailableError(
+                    f"source {self._source!r}: a commit has been waiting for a standby for"
+                    f" {self._options.lock_timeout:g} s, and others are visible before it"
+                )
+            time.sleep(pause)  # nothing to wait on: a backend is between two steps of its commit
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _try_open(self, arrow: ArrowLease) -> View | None:
+        """The view, or None if this snapshot shows no prefix of the log."""
+        self._reader.run(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {lock_statement(self._locked)}")
+        shown, inserted, flushed = self._reader.one(_NOW)
+        known = self._known.read(self._reader)
+        if [r.qualified for r in known.locked] != [r.qualified for r in self._locked]:
+            self._locked = known.locked
+            return None  # once more, with these tables locked
+        tables = known.tables
+        if not known.installed.epoch:
+            return View(self._reader, tables, Nothing(not_prepared(self._source)))
+        self._seen = 0
+        slot = read_slot(self._control)
+        if slot is None or self._overdue(slot, inserted):
+            return View(self._reader, tables, Nothing(self._no_slot()))
+        self._follow(slot)
+        if flushed < inserted:
+            self._control.run(_FENCE)
+        self._stream.read_until(inserted, max(self._options.footprint.statement_timeout, 30.0))
+        visibility = Visibility.of(shown)
+        entries = self._stream.entries
+        flags = [visibility.shows(visibility.whole(entry.xid)) for entry in entries]
+        count = flags.index(False) if False in flags else len(flags)
+        if any(flags[count:]):
+            return None
+        entries = entries[:count]
+        self._seen = entries[-1].end if entries else max(1, self._floor.ordinal)
+        history = LogHistory(
+            self._source, slot.epoch, self._floor, entries, known, lambda: arrow.join(self._reader)
+        )
+        return View(self._reader, tables, history)
+
+    def _follow(self, slot: Slot) -> None:
+        """Have the stream of this slot; a new one begins where the slot stands."""
+        self._stream.check()
+        if self._stream.slot == slot.name:
+            return
+        self._stream.start(slot.name)
+        # Read after the copy was made: the copy does not stand further than this.
+        now = read_slot(self._control)
+        if now is None or now.name != slot.name:
+            raise SourceUnavailableError(f"source {self._source!r}: the slot was replaced meanwhile")
+        ordinal = now.confirmed
+        for last, upto in self._control.rows(f"SELECT last, upto FROM {IDLE} WHERE epoch = %s", [slot.epoch]):
+            if last <= now.confirmed <= upto:
+                ordinal = last
+        self._floor = Position(ordinal, f"{slot.epoch}:")
+        self._stream.forget(now.confirmed)
+
+    def _no_slot(self) -> PositionTrimmedError:
+        return PositionTrimmedError(
+            f"source {self._source!r}: the replication slot is gone, because acknowledgement lagged by"
+            " more than"
+            f" wal_limit_mb ({self._options.wal_limit_mb:g}), or by a restore; prepare again"
+        )
+
+    # Waiting and tending
+
+    def wait(self, timeout: float) -> None:
+        deadline = self._clock() + timeout
+        while True:
+            with translated(self._source):
+                self._tend()
+                self._stream.check()
+            if self._seen and not self._stream.slot:
+                return  # the stream was lost: only another snapshot can tell what it missed
+            entries = self._stream.entries
+            left = deadline - self._clock()
+            if left <= 0 or (entries and entries[-1].end > self._seen):
+                return
+            if self._waker.wait([], min(left, TEND_SECONDS)):
+                with translated(self._source):
+                    self._stream.check()
+                return
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    def acknowledge(self, position: Position) -> None:
+        if self._wanted is None or self._wanted < position or self._wanted.token[:16] != position.token[:16]:
+            self._wanted = position
+        with translated(self._source):
+            self._tend(self._options.trim_seconds)
+
+    def _tend(self, seconds: float = TEND_SECONDS) -> None:
+        """Every now and then: move the slot, see that it holds back no more than it may."""
+        if self._clock() - self._tended_at < seconds:
+            return
+        self._tended_at = self._clock()
+        if not self._stream.slot and self._wanted is None:
+            return
+        slot = read_slot(self._control)
+        if slot is None:
+            return
+        slot = self._advance(slot)
+        inserted = self._control.one("SELECT (pg_current_wal_insert_lsn() - '0/0')::int8")[0]
+        self._overdue(slot, inserted)
+
+    def _advance(self, slot: Slot) -> Slot:
+        """Move the slot to what was acknowledged, or past what is of no concern."""
+        wanted = self._wanted
+        try:
+            if wanted is not None and wanted.token.partition(":")[0] == slot.epoch:
+                if slot.confirmed < wanted.ordinal:
+                    self._move(slot, wanted.ordinal)
+                    slot = Slot(slot.name, wanted.ordinal)
+                if self._stream.slot == slot.name and self._floor < wanted:
+                    self._stream.forget(wanted.ordinal)
+                    self._floor = wanted
+            self._wanted = None
+            limit = self._options.wal_limit_mb * (1 << 20) or float("inf")
+            idle = self._stream.reached - slot.confirmed
+            if (
+                self._stream.slot == slot.name
+                and not self._stream.entries
+                and idle > min(IDLE_BYTES, limit / 4)
+            ):
+                upto = self._stream.reached
+                with self._control.transaction():
+                    self._control.run(f"DELETE FROM {IDLE}")
+                    self._control.run(
+                        f"INSERT INTO {IDLE} VALUES ({text(slot.epoch)}, {self._floor.ordinal}, {upto})"
+                    )
+                self._move(slot, upto)
+                slot = Slot(slot.name, upto)
+        except Exception as error:
+            # Another adapter has it, or the right to note it is missing: it is moved another time.
+            if not isinstance(error, LockstepError) and not _is_refused(error):
+                raise
+            log.debug("source %s: the slot was not moved: %s", self._source, error)
+        return slot
+
+    def _move(self, slot: Slot, place: int) -> None:
+        self._control.rows(
+            "SELECT pg_replication_slot_advance(%s, least('0/0'::pg_lsn + %s::numeric,"
+            " pg_current_wal_flush_lsn()))",
+            [slot.name, place],
+        )
+
+    def _overdue(self, slot: Slot, inserted: int) -> bool:
+        """Whether the slot held back more than it may; it is dropped then."""
+        limit = self._options.wal_limit_mb * (1 << 20)
+        if not limit or inserted - slot.confirmed <= limit:
+            return False
+        log.warning(
+            "source %s: acknowledgement lags by %d MB, more than wal_limit_mb; the slot %s is dropped, and"
+            " views have to be refreshed",
+            self._source,
+            (inserted - slot.confirmed) >> 20,
+            slot.name,
+        )
+        self._stream.close()
+        self._control.rows("SELECT pg_drop_replication_slot(%s)", [slot.name])
+        return True
+
+    def close(self) -> None:
+        self._waker.wake()
+        self._stream.close()
+        self._control.close()
+        self._reader.close()
+
+
+def _is_refused(error: Exception) -> bool:
+    return getattr(error, "sqlstate", None) in ("42501", "55006", "55000", "55P03")
+
+
+class LogHistory(History):
+    """The log as one snapshot shows it."""
+
+    def __init__(
+        self,
+        source: str,
+        epoch: str,
+        floor: Position,
+        entries: Sequence[Entry],
+        known: Known,
+        arrow: Callable[[], ArrowSession],
+    ) -> None:
+        self._source = source
+        self._epoch = epoch
+        self._floor = floor
+        self._entries = entries
+        self._tables = known.tables
+        self._installed = known.installed
+        self._broken = known.broken
+        self._arrow = arrow
+
+    @property
+    def position(self) -> Position:
+        return self._place(self._entries[-1]) if self._entries else self._floor
+
+    def changes(self, after: Position) -> Changes:
+        self._check(after)
+        if self._broken:
+            raise self._broken[0]
+        entries = [entry for entry in self._entries if entry.end > after.ordinal]
+        for entry in entries:
+            if entry.unexplained:
+                raise SchemaChangedError(
+                    f"source {self._source!r}: TRUNCATE of {entry.unexplained[0]} is in the log without"
+                    " its rows;"
+                    " prepare again"
+                )
+        positions = tuple(map(self._place, entries))
+        marks = (Mark(i, *mark) for i, entry in enumerate(entries) for mark in entry.marks)
+        return Changes(positions, self._rows(entries), part_of=parts(self._source, positions, marks))
+
+    def _place(self, entry: Entry) -> Position:
+        return Position(entry.end, f"{self._epoch}:{entry.mark}")
+
+    def _check(self, after: Position) -> None:
+        if not after.token or after.token.partition(":")[0] == self._epoch:
+            if after.ordinal < self._floor.ordinal:
+                raise trimmed(self._source, after)
+            if after.ordinal == self._floor.ordinal and after.token:
+                return
+            entry = next((e for e in self._entries if e.end == after.ordinal), None)
+            if entry is not None and after.token == f"{self._epoch}:{entry.mark}":
+                return
+        raise foreign(self._source, after)
+
+    def _rows(self, entries: Sequence[Entry]) -> Mapping[str, pa.Table]:
+        by_oid = {relation.oid: relation for relation in self._tables.relations.values()}
+        messages: dict[tuple[RelationMessage, int], list[bytes]] = {}
+        indexes: dict[tuple[RelationMessage, int], list[tuple[int, int]]] = {}
+        for index, entry in enumerate(entries):
+            for bucket, found in entry.changes.items():
+                messages.setdefault(bucket, []).extend(found)
+                indexes.setdefault(bucket, []).append((index, len(found)))
+        tables: dict[str, list[pa.Table]] = {}
+        for (message, kind), found in messages.items():
+            relation = by_oid.get(message.oid)
+            if relation is None:
+                continue  # prepared for a source that shows it; this one does not
+            owner = np.repeat(*np.array(indexes[message, kind], np.int64).T)
+            tables.setdefault(relation.name, []).extend(
+                _typed(self._source, relation, message, kind, found, owner)
+            )
+        for name, table in self._truncated(entries):
+            tables.setdefault(name, []).append(table)
+        return {name: _ordered(pa.concat_tables(found)) for name, found in tables.items()}
+
+    def _truncated(self, entries: Sequence[Entry]) -> Iterator[tuple[str, pa.Table]]:
+        names = {prepared.number: prepared.name for prepared in self._installed.relations}
+        records: dict[str, tuple[list[str], list[int]]] = {}
+        for index, entry in enumerate(entries):
+            for number, rows in entry.truncated.items():
+                if rows and number in names and names[number] in self._tables.relations:
+                    texts, owners = records.setdefault(names[number], ([], []))
+                    texts += rows
+                    owners += [index] * len(rows)
+        for name, (texts, owners) in records.items():
+            relation = self._tables.relations[name]
+            batch = pa.record_batch(
+                {
+                    "1": pa.array([texts], pa.list_(pa.string())),
+                    "2": pa.array([owners], pa.list_(pa.int32())),
+                }
+            )
+            found = read_table(
+                self._arrow(),
+                f"SELECT {record_columns(relation)}, r.tx, -1::int8 FROM (SELECT"
+                f" k.v::{relation.qualified} AS v, k.tx"
+                f" FROM unnest($1::text[], $2::int4[]) AS k(v, tx) OFFSET 0) AS r",
+                batch,
+            )
+            yield name, record_table(relation, found)
+
+
+def _typed(
+    source: str,
+    relation: SourceRelation,
+    message: RelationMessage,
+    kind: int,
+    found: Sequence[bytes],
+    owner: np.ndarray,
+) -> Iterator[pa.Table]:
+    missing = [column.name for column in relation.columns if column.name not in message.columns]
+    if missing:
+        raise changed(source, relation.name, f"had no column {missing[0]!r} when it was changed")
+    for rows in parse(message, kind, found):
+        columns = [
+            column.known.parsed(
+                rows.columns[message.columns.index(column.name)], f"{relation.name}.{column.name}"
+            )
+            for column in relation.columns
+        ]
+        columns.append(pa.array(owner[rows.messages].astype(np.int32)))
+        columns.append(pa.array(rows.counts))
+        yield pa.Table.from_arrays(columns, schema=change_schema(relation))
+
+
+def _ordered(table: pa.Table) -> pa.Table:
+    order = np.argsort(table[TRANSACTION].to_numpy(), kind="stable")
+    return table.take(pa.array(order)) if table.num_rows else table
+
+
+__all__ = ["COUNT", "LogCapture", "LogHistory"]

@@ -1,0 +1,152 @@
+"""What a user can set for a PostgreSQL source, checked once and typed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.errors import ProgrammingError
+
+from adapters.rate_limit import FOOTPRINT_OPTIONS, Footprint
+from adapters.spi import SourceConfig
+from algebra.errors import ConfigurationError
+
+LOG = "log"
+TRIGGER = "trigger"
+PREFIXES = ("postgresql://", "postgres://")
+OPTIONS = (
+    "connect_timeout",
+    "exclude",
+    "lock_timeout",
+    "notify",
+    "numeric_scale",
+    "schema",
+    "trim_seconds",
+    "wal_limit_mb",
+)
+
+# One text form for every value, whatever the role's or the database's defaults are. With row security off, a
+# policy that would hide rows is an error and not a smaller answer.
+_SESSION = {
+    "search_path": "pg_catalog",
+    "client_encoding": "UTF8",
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "row_security": "off",
+    "standard_conforming_strings": "on",
+    "idle_in_transaction_session_timeout": "0",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """One PostgreSQL source as configured.
+
+    `conninfo`: how to connect, with the settings of our sessions. `capture`: `log` or `trigger`. `schema`:
+    the schema whose tables are shown without a prefix, and which holds the marker. `exclude`: columns
+    (`relation.column`) that are not shown. `numeric_scale`: digits after the point for `numeric` without a
+    declared scale. `lock_timeout`: seconds to wait for a lock. `connect_timeout`: seconds to wait for the
+    server. `wal_limit_mb`: how far acknowledgement may lag before the slot is given up; 0 means never.
+    `notify`: whether triggers wake the wrapper. `trim_seconds`: how often acknowledged history is let go.
+    """
+
+    conninfo: str
+    capture: str
+    footprint: Footprint
+    schema: str = "public"
+    exclude: frozenset[str] = frozenset()
+    numeric_scale: int = 10
+    lock_timeout: float = 10.0
+    connect_timeout: float = 10.0
+    wal_limit_mb: float = 1024.0
+    notify: bool = True
+    trim_seconds: float = 1.0
+
+
+def parse(config: SourceConfig) -> Options:
+    """The options of a configured source; ConfigurationError names the first thing that is wrong."""
+    if not config.url.startswith(PREFIXES):
+        # The url may hold a password, so it is not repeated.
+        raise ConfigurationError(
+            f"source {config.name!r}: the url is not postgresql://user:${{PASSWORD}}@host:port/database"
+        )
+    capture = config.capture or LOG
+    if capture not in (LOG, TRIGGER):
+        raise ConfigurationError(f"source {config.name!r}: capture {capture!r} is not {LOG} or {TRIGGER}")
+    given = dict(config.options)
+    unknown = sorted(set(given) - {*OPTIONS, *FOOTPRINT_OPTIONS})
+    if unknown:
+        raise ConfigurationError(
+            f"source {config.name!r}: unknown option {unknown[0]!r}; a postgresql source has: "
+            + ", ".join(sorted((*OPTIONS, *FOOTPRINT_OPTIONS)))
+        )
+    footprint = Footprint.of(config)
+    options = Options(
+        conninfo="",
+        capture=capture,
+        footprint=footprint,
+        schema=_typed(config, given, "schema", str, "public"),
+        exclude=_names(config, given, "exclude"),
+        numeric_scale=_scale(config, given),
+        lock_timeout=_number(config, given, "lock_timeout", 10.0),
+        connect_timeout=_number(config, given, "connect_timeout", 10.0),
+        wal_limit_mb=_number(config, given, "wal_limit_mb", 1024.0),
+        notify=_typed(config, given, "notify", bool, True),
+        trim_seconds=_number(config, given, "trim_seconds", 1.0),
+    )
+    return replace(options, conninfo=_conninfo(config, options))
+
+
+def _conninfo(config: SourceConfig, options: Options) -> str:
+    try:
+        given = conninfo_to_dict(config.url)
+    except ProgrammingError as error:
+        raise ConfigurationError(f"source {config.name!r}: the url is no PostgreSQL url") from error
+    session = {
+        **_SESSION,
+        "statement_timeout": f"{round(options.footprint.statement_timeout * 1000)}ms",
+        "lock_timeout": f"{round(options.lock_timeout * 1000)}ms",
+    }
+    settings = " ".join(f"-c {name}={value}" for name, value in session.items())
+    chosen = str(given.get("options") or "")
+    return make_conninfo(
+        config.url,
+        options=f"{chosen} {settings}".strip(),
+        application_name=f"lockstep {config.name}",
+        connect_timeout=str(max(2, round(options.connect_timeout))) if options.connect_timeout else "0",
+    )
+
+
+def _typed(config: SourceConfig, given: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = given.get(name, default)
+    if not isinstance(value, kind):
+        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, not a {kind.__name__}")
+    return value
+
+
+def _number(config: SourceConfig, given: Mapping[str, Any], name: str, default: float) -> float:
+    value = given.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, not a number from 0")
+    return float(value)
+
+
+def _scale(config: SourceConfig, given: Mapping[str, Any]) -> int:
+    value = given.get("numeric_scale", 10)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 38:
+        raise ConfigurationError(
+            f"source {config.name!r}: option numeric_scale is {value!r}, not a number of digits from 0 to 38"
+        )
+    return value
+
+
+def _names(config: SourceConfig, given: Mapping[str, Any], name: str) -> frozenset[str]:
+    value = given.get(name, ())
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, not a list of names")
+    return frozenset(value)

@@ -1,0 +1,156 @@
+"""Snapshots and order: what is shown is a prefix of one order, whatever writers do, and however they
+commit."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from adapters.postgresql.commit_order import commit_order
+from adapters.postgresql.tests.conftest import CAPTURES, MakeAdapter, Sql
+from adapters.postgresql.tests.server import PostgresServer
+from adapters.postgresql.tests.support import Follower, changes_by_relation, rows
+from adapters.postgresql.visibility import Visibility
+from algebra.position import Position
+
+BANK = (
+    "CREATE TABLE account (id int PRIMARY KEY, amount int)",
+    "INSERT INTO account SELECT i, 100 FROM generate_series(1, 5) i",
+)
+
+
+def _transfers(url: str, seed: int, count: int, failed: list[BaseException]) -> Callable[[], None]:
+    """A writer that moves amounts between five accounts that all writers share; half of it is not flushed."""
+    chance = random.Random(seed)
+
+    def run() -> None:
+        try:
+            with psycopg.connect(url, autocommit=True) as connection:
+                for _ in range(count):
+                    first, second = sorted(chance.sample(range(1, 6), 2))
+                    with connection.transaction():
+                        mode = chance.choice(("on", "off"))
+                        connection.execute(f"SET LOCAL synchronous_commit = {mode}")
+                        connection.execute("UPDATE account SET amount = amount - 1 WHERE id = %s", [first])
+                        connection.execute("UPDATE account SET amount = amount + 1 WHERE id = %s", [second])
+        except BaseException as error:
+            failed.append(error)
+
+    return run
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_every_prefix_under_contending_asynchronous_writers(
+    capture: str, sql: Sql, make: MakeAdapter, server: PostgresServer, database: str
+) -> None:
+    sql(*BANK)
+    adapter = make(capture)
+    adapter.prepare(["account"])
+    follower = Follower(adapter)
+    start = follower.position
+    failed: list[BaseException] = []
+    writers = [
+        threading.Thread(target=_transfers(server.url(database), seed, 40, failed)) for seed in range(4)
+    ]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        follower.follow()
+    for writer in writers:
+        writer.join()
+    assert not failed, failed
+    follower.follow()
+    assert len(follower.entries) == 160
+    for entry in follower.entries:
+        assert sum(amount * count for (_, amount), count in entry["account"].items()) == 0
+    # Read again from the start, by another adapter: the same entries in the same order.
+    with make(capture).snapshot() as snapshot:
+        assert changes_by_relation(snapshot.changes(start)) == follower.entries
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_row_taken_over_from_a_younger_transaction(
+    capture: str, sql: Sql, make: MakeAdapter, server: PostgresServer, database: str
+) -> None:
+    """The transaction with the smaller id commits last, on top of what the other one left."""
+    sql("CREATE TABLE item (id int PRIMARY KEY, v text)", "INSERT INTO item VALUES (1, 'old')")
+    adapter = make(capture)
+    adapter.prepare(["item"])
+    follower = Follower(adapter)
+    with server.connect(database) as early, server.connect(database) as late:
+        early.execute("BEGIN")
+        early.execute("INSERT INTO item VALUES (2, 'early')")
+        late.execute("BEGIN")
+        late.execute("UPDATE item SET v = 'late' WHERE id = 1")
+        late.execute("COMMIT")
+        early.execute("UPDATE item SET v = v || ' then early' WHERE id = 1")
+        early.execute("COMMIT")
+    entries = follower.follow()
+    assert [rows(entry["item"]).get((1, "late")) for entry in entries] == [1, -1]
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_two_adapters_that_look_at_different_moments_agree(
+    capture: str, sql: Sql, make: MakeAdapter, server: PostgresServer, database: str
+) -> None:
+    sql("CREATE TABLE item (id int PRIMARY KEY)")
+    follower, other = make(capture), make(capture)
+    follower.prepare(["item"])
+    with follower.snapshot() as snapshot:
+        start = snapshot.position
+    with server.connect(database) as early, server.connect(database) as late:
+        early.execute("BEGIN; INSERT INTO item VALUES (1)")
+        late.execute("INSERT INTO item VALUES (2)")
+        with other.snapshot() as snapshot:
+            between = snapshot.position
+            assert len(snapshot.changes(start)) == 1
+        early.execute("COMMIT")
+    with follower.snapshot() as snapshot:
+        changes = snapshot.changes(start)
+        assert changes.positions[0] == between
+        assert changes.positions[0].token == between.token
+        assert [rows(entry["item"]) for entry in changes_by_relation(changes)] == [{(2,): 1}, {(1,): 1}]
+        assert [rows(e["item"]) for e in changes_by_relation(snapshot.changes(between))] == [{(1,): 1}]
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_prepared_transactions_show_when_they_are_committed(
+    capture: str, sql: Sql, make: MakeAdapter
+) -> None:
+    sql("CREATE TABLE item (id int PRIMARY KEY)")
+    adapter = make(capture, notify=False)  # NOTIFY and PREPARE TRANSACTION exclude each other
+    adapter.prepare(["item"])
+    follower = Follower(adapter)
+    sql("BEGIN", "INSERT INTO item VALUES (1)", "PREPARE TRANSACTION 'one'", "INSERT INTO item VALUES (2)")
+    assert [rows(entry["item"]) for entry in follower.follow()] == [{(2,): 1}]
+    sql("COMMIT PREPARED 'one'")
+    assert [rows(entry["item"]) for entry in follower.follow()] == [{(1,): 1}]
+
+
+def test_cuts_order_what_overlaps() -> None:
+    cuts = [Visibility.of(text) for text in ("5:9:5,6,8", "5:9:5,8", "5:10:5", "10:10:")]
+    assert commit_order([5, 6, 7, 8, 9], cuts) == [7, 6, 8, 9, 5]
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_positions_of_another_history_are_refused(capture: str, sql: Sql, make: MakeAdapter) -> None:
+    from algebra.errors import PositionTrimmedError
+
+    sql("CREATE TABLE item (id int PRIMARY KEY)")
+    adapter = make(capture)
+    adapter.prepare(["item"])
+    sql("INSERT INTO item VALUES (1)", "INSERT INTO item VALUES (2)")
+    with adapter.snapshot() as snapshot:
+        epoch = snapshot.position.token.partition(":")[0]
+        # As after a restore: another transaction at the same place.
+        for position in (
+            Position(snapshot.position.ordinal, f"{epoch}:1.2"),
+            Position(snapshot.position.ordinal, "elsewhere:"),
+            Position(snapshot.position.ordinal + 8, snapshot.position.token),
+        ):
+            with pytest.raises(PositionTrimmedError):
+                snapshot.changes(position)
