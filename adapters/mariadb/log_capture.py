@@ -83,8 +83,7 @@ _SIGNS: dict[type[Any], tuple[int, ...]] = {
 
 PROFILE = CaptureProfile(
     Capabilities(capture=LOG, boundaries=Boundaries.EXACT, global_transactions=True),
-    rights="SELECT; REPLICATION SLAVE, BINLOG MONITOR; for prepare and remove CREATE, DROP, INSERT, UPDATE, "
-    "DELETE on three tables",
+    rights="SELECT; REPLICATION SLAVE, BINLOG MONITOR; CREATE, DROP, INSERT, DELETE to prepare and remove",
     load="writers pay nothing; the binlog of the whole server is sent to the wrapper",
     deletes="old rows are in the binlog",
 )
