@@ -38,7 +38,7 @@ class Options:
     (`relation.column`) that are not shown. `booleans`: whether TINYINT(1), which is what BOOLEAN declares, is
     shown as boolean. `connect_timeout`: seconds to wait for a connection. `footprint`: the options that all
     adapters share; the time limit holds for queries by keys, not for loads and logs. `trim_rows`,
-    `trim_seconds`: acknowledged batches of capture's own tables are deleted in lots of so many, at most so often.
+    `trim_seconds`: acknowledged batches are deleted in lots of so many, at most so often.
     """
 
     server: Server
