@@ -55,8 +55,9 @@ class MariaDBSnapshot(Snapshot):
         query.check(self.tables.catalog(present))
         self.finish()
         # A load takes as long as it takes; a look-up by keys must not.
-        self.connection.limit(self._options.footprint.statement_timeout if keys is not None else 0)
-        self._reading = batches(self.connection, select_of(self.tables, query, keys))
+        timeout = self._options.footprint.statement_timeout if keys is not None else 0.0
+        select = replace(select_of(self.tables, query, keys), timeout=timeout)
+        self._reading = batches(self.connection, select)
         return pa.RecordBatchReader.from_batches(query.arrow, _cast(self._reading, query.arrow))
 
     def finish(self) -> None:

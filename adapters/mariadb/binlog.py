@@ -49,6 +49,7 @@ _EVENTS = [
     MariadbGtidListEvent, NotImplementedEvent, QueryEvent, RotateEvent, StopEvent, XAPrepareEvent, XidEvent,
     DeleteRowsEvent, TableMapEvent, UpdateRowsEvent, WriteRowsEvent,
 ]  # fmt: skip
+_SILENCE = 60
 _GONE = 1236
 _TOO_LARGE = "max_allowed_packet"
 _INCIDENT = 26
@@ -110,7 +111,8 @@ class Stream:
         self._left = 2
         self._open: list[Any] = []
         arguments = connect_arguments(options)
-        arguments["charset"] = "utf8mb4"
+        # Never read beyond what the server has: a longer silence is a connection that nobody ended.
+        arguments["read_timeout"] = _SILENCE
         self._reader = BinLogStreamReader(
             connection_settings=arguments,
             # A server drops the older of two readers that have one id.

@@ -48,8 +48,6 @@ class Connection:
     def __init__(self, source: str, options: Options, limit: RateLimit | None = None) -> None:
         self.source = source
         self._rate = limit or RateLimit(0)
-        self._options = options
-        self._timeout: float | None = None
         with translated(source):
             # Typed as anything: its stubs leave out what reading packets by ourselves needs.
             self._raw: Any = pymysql.connect(**connect_arguments(options))
@@ -60,7 +58,6 @@ class Connection:
                 f"lock_wait_timeout = {LOCK_SECONDS}, innodb_lock_wait_timeout = {LOCK_SECONDS}"
             )
             self.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            self.limit(options.footprint.statement_timeout)
         except LockstepError:
             self.close()
             raise
@@ -68,12 +65,6 @@ class Connection:
     @property
     def is_open(self) -> bool:
         return bool(self._raw.open)
-
-    def limit(self, seconds: float) -> None:
-        """Let the server give up every later statement after so many seconds; 0 for never."""
-        if seconds != self._timeout:
-            self.execute(f"SET SESSION max_statement_time = {seconds:.3f}")
-            self._timeout = seconds
 
     def execute(self, statement: str, parameters: Sequence[Any] | None = None) -> int:
         """Run one statement; returns how many rows it touched."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -45,17 +45,23 @@ class ResultColumn:
 
 @dataclass(frozen=True)
 class Select:
-    """A statement with the values that it binds, and what is left to do with its rows."""
+    """A statement with the values that it binds, and what is left to do with its rows.
+
+    `timeout`: seconds after which the server gives up; 0 for never.
+    """
 
     columns: tuple[ResultColumn, ...]
     tail: str
     parameters: tuple[Any, ...] = ()
+    timeout: float = 0.0
     keep: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
 
     @property
     def sql(self) -> str:
         selected = ", ".join(column.type.select(column.sql) for column in self.columns)
-        return f"SELECT {selected or '1'} {self.tail}"
+        # For this statement alone: what reads the schema would be cut short without an error.
+        limit = f"SET STATEMENT max_statement_time = {self.timeout:.3f} FOR " if self.timeout else ""
+        return f"{limit}SELECT {selected or '1'} {self.tail}"
 
     @property
     def schema(self) -> pa.Schema:
@@ -92,7 +98,7 @@ def select_of(tables: SourceTables, query: LocalView, keys: Keys | None) -> Sele
     entry = _entry(found, values.num_rows)
     if entry is None:
         select = builder.all_rows()
-        return Select(select.columns, select.tail, select.parameters, _keep(keys.columns, values))
+        return replace(select, keep=_keep(keys.columns, values))
     return builder.by_key(found, values, entry)
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -83,8 +84,7 @@ _SIGNS: dict[type[Any], tuple[int, ...]] = {
 
 PROFILE = CaptureProfile(
     Capabilities(capture=LOG, boundaries=Boundaries.EXACT, global_transactions=True),
-    rights="SELECT; REPLICATION SLAVE, BINLOG MONITOR; for prepare and remove CREATE, DROP, INSERT, UPDATE, "
-    "DELETE on three tables",
+    rights="SELECT; REPLICATION SLAVE, BINLOG MONITOR; CREATE, DROP, INSERT, DELETE to prepare and remove",
     load="writers pay nothing; the binlog of the whole server is sent to the wrapper",
     deletes="old rows are in the binlog",
 )
@@ -180,6 +180,11 @@ class LogCapture(Capture):
         if now - self._cleaned_at < self._options.trim_seconds:
             return
         self._cleaned_at = now
+        # Marks that are left do no harm: the right may be missing, or capture gone.
+        with suppress(ConfigurationError, SchemaChangedError):
+            self._clear_marks(connection)
+
+    def _clear_marks(self, connection: Connection) -> None:
         numbers = connection.rows(f"SELECT number FROM {MARKER} LIMIT {self._options.trim_rows}")
         if numbers:
             # By key, and only what has committed: nobody who is writing a mark is waited for.

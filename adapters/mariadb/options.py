@@ -15,6 +15,7 @@ LOG = "log"
 TRIGGER = "trigger"
 _SCHEMES = ("mariadb",)
 _DEFAULT_PORT = 3306
+PASSWORD = "password"
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Options:
     `server`: from the url. `capture`: `log` (the default) or `trigger`. `exclude`: columns
     (`relation.column`) that are not shown. `booleans`: whether TINYINT(1), which is what BOOLEAN declares, is
     shown as boolean. `connect_timeout`: seconds to wait for a connection. `footprint`: the options that all
-    adapters share; the time limit does not hold for loads of whole relations. `trim_rows`, `trim_seconds`:
-    acknowledged batches of capture's own tables are deleted in lots of so many, at most so often.
+    adapters share; the time limit holds for queries by keys, not for loads and logs. `trim_rows`,
+    `trim_seconds`: acknowledged batches are deleted in lots of so many, at most so often.
     """
 
     server: Server
@@ -57,7 +58,7 @@ def parse(config: SourceConfig) -> Options:
         raise ConfigurationError(f"source {config.name!r}: capture {capture!r} is not {LOG} or {TRIGGER}")
     given = dict(config.options)
     known = {field.name for field in fields(Options)} - {"server", "capture", "footprint"}
-    known |= set(FOOTPRINT_OPTIONS)
+    known |= {PASSWORD, *FOOTPRINT_OPTIONS}
     unknown = sorted(set(given) - known)
     if unknown:
         raise ConfigurationError(
@@ -101,9 +102,17 @@ def server_of(config: SourceConfig) -> Server:
         port=port or _DEFAULT_PORT,
         user=unquote(url.username),
         database=database,
-        password=unquote(url.password or ""),
+        password=_password(config) or unquote(url.password or ""),
         tls_ca=tls_ca,
     )
+
+
+def _password(config: SourceConfig) -> str:
+    """The option that spares a password from being written as a part of a url."""
+    value = config.options.get(PASSWORD, "")
+    if not isinstance(value, str):
+        raise ConfigurationError(f"source {config.name!r}: option password is not a text")
+    return value
 
 
 def _number(config: SourceConfig, given: Mapping[str, Any], name: str, default: float) -> float:

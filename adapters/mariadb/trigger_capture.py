@@ -114,6 +114,7 @@ class TriggerCapture(Capture):
         self._clock = clock
         self._writer: Connection | None = None
         self._logs: tuple[str, ...] | None = None
+        self._are_named = False
         self._counters: dict[str, int] = {}
         self._trimmed_at = clock()
 
@@ -209,13 +210,18 @@ class TriggerCapture(Capture):
         batch = None
         if any(len(ids) for ids, _ in found.values()):
             names = {name for _, txs in found.values() for name in pc.unique(txs).to_pylist()}
-            batch = _Batch(current + 1, secrets.token_hex(8), batched=len(names) != 1 or None in names)
-            self._number(installed, batch, {log: ids for log, (ids, _) in found.items()})
+            one = len(names) == 1 and None not in names
+            rows = {log: ids for log, (ids, _) in found.items()}
+            with self._writing() as writer:
+                batch = _Batch(current + 1, secrets.token_hex(8), batched=not (one and self._are_named))
+                self._number(writer, installed, batch, rows)
         return TriggerHistory(connection, self._source, installed, tables, batch, problems)
 
-    def _number(self, installed: Installed, batch: _Batch, rows: Mapping[str, np.ndarray]) -> None:
+    def _number(
+        self, writer: Connection, installed: Installed, batch: _Batch, rows: Mapping[str, np.ndarray]
+    ) -> None:
         """Store that these rows are that batch; _Overtaken if another adapter was faster."""
-        with self._writing() as writer, writer.transaction():
+        with writer.transaction():
             facts = dict(
                 writer.rows(f"SELECT name, value FROM {META} WHERE name IN ('current', 'epoch') FOR UPDATE")
             )
@@ -317,12 +323,18 @@ class TriggerCapture(Capture):
             self._writer = None
         self._logs = None
 
+    def _probe(self, writer: Connection) -> bool:
+        """Whether transactions of this database get numbers: a server may keep it out of its binlog."""
+        writer.execute(set_fact("probe", secrets.token_hex(8)))
+        return bool(writer.value("SELECT @@session.last_gtid"))
+
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         """The connection that writes: without gap locks, so that no writer of the source waits for it."""
         if self._writer is None or not self._writer.is_open:
             self._writer = Connection(self._source, self._options)
             self._writer.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            self._are_named = self._probe(self._writer)
         try:
             yield self._writer
         except SourceUnavailableError:

@@ -8,8 +8,8 @@ Chosen way: bytes are read in large pieces. One short Python step per row finds 
 else is done for all rows at once: per column, a NumPy step reads the lengths of that column's values and
 moves to the next column's, and Arrow copies the values out. For that the piece itself serves as the data of
 a binary array with twice as many elements as there are rows: the values, and what lies between them. Taking
-every other element gives the column. (Measured on one core, three columns: 1.4 million rows per second
-against 0.13 million by PyMySQL's own unbuffered cursor.)
+every other element gives the column. (Measured, three columns of a million rows, values parsed: 1.1 million
+rows per second against 0.08 million by PyMySQL's own unbuffered cursor.)
 """
 
 from __future__ import annotations

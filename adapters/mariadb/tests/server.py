@@ -95,7 +95,7 @@ class MariaDBServer:
                 [
                     str(find("mariadbd")), *_SETTINGS, *_as_user(), *self._settings,
                     f"--datadir={self._data}", f"--socket={self._socket}", f"--port={self.port}",
-                    f"--pid-file={self._data}/server.pid",
+                    f"--pid-file={self._data}/server.pid", f"--tmpdir={self._data}",
                 ],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL,
             )  # fmt: skip

@@ -176,6 +176,8 @@ def test_wrong_urls_and_options_are_told_without_the_password(source: Source) ->
     assert (parsed.host, parsed.port, parsed.user, parsed.database) == ("host", 3307, "me", "shop")
     assert parsed.password == "p@ss/word"
     assert "p@ss" not in repr(parsed)
+    given = SourceConfig("shop", "mariadb", "mariadb://me@host/shop", options={"password": "p%/@"})
+    assert parse(given).server.password == "p%/@"
     for url in ("mysql://me:hidden@host/shop", "mariadb://me:hidden@host", "mariadb://me:hidden@host:x/shop"):
         assert "hidden" not in problem(url)
     assert "'diff'" in problem(good, "diff")
