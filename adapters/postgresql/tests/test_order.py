@@ -122,7 +122,7 @@ def test_prepared_transactions_show_when_they_are_committed(
     capture: str, sql: Sql, make: MakeAdapter
 ) -> None:
     sql("CREATE TABLE item (id int PRIMARY KEY)")
-    adapter = make(capture, notify=False)  # NOTIFY and PREPARE TRANSACTION exclude each other
+    adapter = make(capture)
     adapter.prepare(["item"])
     follower = Follower(adapter)
     sql("BEGIN", "INSERT INTO item VALUES (1)", "PREPARE TRANSACTION 'one'", "INSERT INTO item VALUES (2)")
