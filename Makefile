@@ -18,7 +18,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-z-]*:.*## / {printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-z-]*:.*## / {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(STAMP) ## Create .venv from the lock (fast when up to date)
@@ -67,6 +67,10 @@ proto-check: setup ## Check that protos lint and that the stubs are up to date
 .PHONY: docs
 docs: setup ## Check links, commands and paths in the documentation
 	$(BIN)/python docs/check_docs.py
+
+.PHONY: adapter-table
+adapter-table: setup ## Write the table of adapters in docs/adapters.md anew
+	$(BIN)/python -m adapters.capture_table
 
 .PHONY: bench
 bench: setup ## Run the benchmarks

@@ -18,8 +18,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from adapters.spi import SourceConfig
+import pyarrow as pa
+
+from adapters.spi import Changes, Snapshot, SourceConfig
 from algebra.errors import ConfigurationError
+from algebra.local_view import Keys, LocalView
+from algebra.position import Position
 
 STATEMENT_TIMEOUT = "statement_timeout"
 RATE_LIMIT = "rate_limit"
@@ -101,6 +105,10 @@ class RateLimit:
         missing = 1.0 - self._tokens
         return missing / self._rate if missing > 1e-9 else 0.0
 
+    def counted(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot, with a statement spent for each of its fetches and readings of changes."""
+        return _Counted(snapshot, self) if self._rate else snapshot
+
     def close(self) -> None:
         """End a pause that another thread is in, and all later ones."""
         self._closed.set()
@@ -109,3 +117,21 @@ class RateLimit:
         now = self._clock()
         self._tokens = min(self._size, self._tokens + (now - self._at) * self._rate)
         self._at = now
+
+
+class _Counted(Snapshot):
+    def __init__(self, snapshot: Snapshot, limit: RateLimit) -> None:
+        self._snapshot = snapshot
+        self._limit = limit
+
+    @property
+    def position(self) -> Position:
+        return self._snapshot.position
+
+    def changes(self, after: Position) -> Changes:
+        self._limit.spend()
+        return self._snapshot.changes(after)
+
+    def fetch(self, query: LocalView, keys: Keys | None = None) -> pa.RecordBatchReader:
+        self._limit.spend()
+        return self._snapshot.fetch(query, keys)

@@ -207,6 +207,13 @@ class Adapter(ABC):
         were prepared before and are not named stay prepared.
         """
 
+    def missing_rights(self, relations: Sequence[str]) -> list[str] | None:
+        """What this user lacks to prepare these relations, each as a line for their owner; changes nothing.
+
+        None, the default, where only trying can tell.
+        """
+        return None
+
     @abstractmethod
     def remove(self, *, dry_run: bool = False) -> list[str]:
         """Remove every trace of capture, idempotently; returns the steps as `prepare` does."""

@@ -42,7 +42,7 @@ def report(error: LockstepError) -> None:
 
 
 class LazyCommand(TyperCommand):
-    """A command whose function is imported when its options or its code are needed."""
+    """A command whose function, or commands, are imported when its options or its code are needed."""
 
     def __init__(self, name: str, module: str, attribute: str) -> None:
         self._module, self._attribute = module, attribute
@@ -52,10 +52,12 @@ class LazyCommand(TyperCommand):
     def load(self) -> Any:
         """The real command."""
         if self._loaded is None:
-            function = getattr(importlib.import_module(self._module), self._attribute)
-            holder = typer.Typer(add_completion=False)
-            holder.command(self.name)(function)
+            found = getattr(importlib.import_module(self._module), self._attribute)
+            holder = found if isinstance(found, typer.Typer) else typer.Typer(add_completion=False)
+            if holder is not found:
+                holder.command(self.name)(found)
             self._loaded = typer.main.get_command(holder)
+            self._loaded.name = self.name
         return self._loaded
 
     @property
@@ -66,11 +68,16 @@ class LazyCommand(TyperCommand):
     def params(self, value: Any) -> None:
         """Set by the base class before anything is loaded; the real command has its own."""
 
+    @property
+    def commands(self) -> Any:
+        """The commands below this one, if it has any."""
+        return getattr(self.load(), "commands", {})
+
 
 class LockstepGroup(TyperGroup):
     """The `lockstep` command."""
 
-    lazy: ClassVar[Mapping[str, tuple[str, str]]] = {"bench": ("lab.bench.command", "bench")}
+    lazy: ClassVar[Mapping[str, tuple[str, str]]] = {"bench": ("lab.bench.command", "app")}
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)

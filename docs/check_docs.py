@@ -4,6 +4,7 @@
   `#fragment` to a heading.
 - Every `$ lockstep …` and `$ make …` line in a fenced `console` block names a command, options and a target
   that exist.
+- The table in docs/adapters.md is what the adapters declare.
 - No text file of the repository names a path that exists only on somebody's machine.
 
 Prints one line per problem, as `file:line: problem`, and exits with 1 if there is any.
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -149,10 +151,15 @@ def _console_commands(page: Path) -> Iterator[tuple[int, str]]:
             parts.clear()
 
 
+def _import_from_root() -> None:
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+
+
 @cache
 def _cli() -> Any:
     """The click command behind the `lockstep` program, or the line that says why there is none."""
-    sys.path.insert(0, str(ROOT))
+    _import_from_root()
     try:
         import typer.main
 
@@ -218,10 +225,32 @@ def _hidden(path: Path) -> bool:
     return any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(ROOT).parts)
 
 
+def check_adapter_table(page: Path) -> Iterator[Problem]:
+    """The table of adapters where it is not what their classes declare."""
+    if not page.exists():
+        return
+    _import_from_root()
+    from adapters.capture_table import generated
+
+    written = page.read_text(encoding="utf-8").splitlines()
+    try:
+        wanted = generated(page.read_text(encoding="utf-8")).splitlines()
+    except (ValueError, ImportError) as error:
+        yield Problem(page, 1, f"the table of adapters cannot be made: {error}")
+        return
+    for number, (is_, should) in enumerate(zip_longest(written, wanted), start=1):
+        if is_ != should:
+            yield Problem(
+                page, number, "the code says otherwise; write the table anew by 'make adapter-table'"
+            )
+            return
+
+
 def problems() -> list[Problem]:
     """Everything that is wrong, in the order of files and lines."""
     per_page: list[Callable[[Path], Iterator[Problem]]] = [check_links, check_commands]
     found = [problem for page in pages() for check in per_page for problem in check(page)]
+    found += check_adapter_table(ROOT / "docs" / "adapters.md")
     return sorted([*found, *check_machine_paths(repository_files())])
 
 

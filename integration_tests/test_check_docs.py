@@ -90,3 +90,14 @@ def test_what_is_true_passes(problems_of: Callable[[str], list[str]], text: str)
 )
 def test_what_is_not_true_is_named(problems_of: Callable[[str], list[str]], text: str, problem: str) -> None:
     assert problems_of(text) == [problem]
+
+
+def test_a_table_of_adapters_that_is_not_theirs_is_found(checker: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "adapters.md"
+    page.write_text((ROOT / "docs" / "adapters.md").read_text().replace("**complete**", "**strong**", 1))
+    (problem,) = checker.check_adapter_table(page)
+    assert "make adapter-table" in problem.text
+    page.write_text("no marks")
+    assert "cannot be made" in next(iter(checker.check_adapter_table(page))).text
+    page.write_text((ROOT / "docs" / "adapters.md").read_text())
+    assert list(checker.check_adapter_table(page)) == []

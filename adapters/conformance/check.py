@@ -1,20 +1,25 @@
-"""A live source looked over without writing to it: the part of the kit that needs no harness."""
+"""A live source looked over without writing to it: the part of the kit that needs no harness.
+
+Writers may go on meanwhile; what is compared was read in one snapshot, or is connected by the changes between
+two. What cannot be tried without writing is listed, so that nobody takes it for right.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 
 import pyarrow as pa
 
-from adapters.conformance.model import Bag, bag_of, difference
-from adapters.conformance.queries import whole
-from adapters.spi import Adapter, Snapshot
-from algebra.errors import ConfigurationError, LockstepError
+from adapters.conformance.model import Bag, bag_of, difference, plus
+from adapters.conformance.queries import select, whole
+from adapters.spi import COUNT, Adapter, Snapshot
+from algebra.errors import ConfigurationError, LockstepError, ResyncRequiredError
 from algebra.local_view import Keys, LocalView
+from algebra.position import Position
 from algebra.schema import Catalog, RelationSchema
 
 MAX_ROWS = 10_000
@@ -26,11 +31,15 @@ MAX_KEYS = 50
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One line of the report: what was looked at, whether it is right, and what was seen."""
+    """One line of the report: what was looked at, whether it is right, and what was seen.
+
+    `tried`: False where nothing was looked at, and `detail` says why.
+    """
 
     name: str
     ok: bool
     detail: str
+    tried: bool = True
 
 
 def check_source(adapter: Adapter, max_rows: int = MAX_ROWS) -> list[CheckResult]:
@@ -38,24 +47,36 @@ def check_source(adapter: Adapter, max_rows: int = MAX_ROWS) -> list[CheckResult
 
     Relations with more than `max_rows` rows are checked on the first rows that come.
     """
-    results = [_try("capabilities", lambda: _capabilities(adapter))]
+    results = [
+        _try("capabilities", lambda: _capabilities(adapter)),
+        _try("declared capture", lambda: _declared(adapter)),
+    ]
     catalogs: list[Catalog] = []
 
     def read_catalog() -> str:
         catalogs.append(adapter.catalog())
-        return f"{len(catalogs[0].relations)} relations: {', '.join(sorted(catalogs[0].relations)) or 'none'}"
+        return _catalog(adapter, catalogs[0])
 
     results.append(_try("catalog", read_catalog))
     if not results[-1].ok:
         return results
     catalog = catalogs[0]
     results.append(_try("prepare (dry run)", lambda: _planned(adapter, catalog)))
+    results.append(_rights(adapter, catalog))
     results += [
         _try(f"relation {schema.name}", functools.partial(_relation, adapter, catalog, schema, max_rows))
         for schema in catalog
     ]
-    results.append(_try("changes", lambda: _changes(adapter)))
+    results += _captured(adapter, catalog, max_rows)
+    results.append(CheckResult("needs writing", True, NEEDS_WRITING, tried=False))
     return results
+
+
+NEEDS_WRITING = (
+    "installing and removing capture, every kind of transaction, rollback and value, concurrent writers, "
+    "trimming, restarts, lost connections and changed schemas; the adapter's own tests try these on a source "
+    "that they make"
+)
 
 
 class _WrongError(Exception):
@@ -75,6 +96,44 @@ def _try(name: str, look: Callable[[], str]) -> CheckResult:
 def _capabilities(adapter: Adapter) -> str:
     shown = asdict(adapter.capabilities)
     return ", ".join(f"{name} {v.value if isinstance(v, Enum) else v}" for name, v in shown.items())
+
+
+def _declared(adapter: Adapter) -> str:
+    found, declared = adapter.capabilities, type(adapter).captures
+    if found.capture not in declared:
+        raise _WrongError(
+            f"capture {found.capture!r} is not declared by its class; there are {list(declared)}"
+        )
+    profile = declared[found.capture]
+    return f"at most {found.level} consistency; rights: {profile.rights}; load: {profile.load}"
+
+
+def _catalog(adapter: Adapter, catalog: Catalog) -> str:
+    again = adapter.catalog()
+    if {name: s.columns for name, s in again.relations.items()} != {s.name: s.columns for s in catalog}:
+        raise _WrongError("two readings of the catalog differ")
+    for schema in catalog:
+        strange = [name for name in schema.key if not schema.has_column(name)]
+        if strange:
+            raise _WrongError(f"the key of {schema.name} names {strange[0]!r}, which is no column of it")
+    keyless = [schema.name for schema in catalog if not schema.key]
+    text = f"{len(catalog.relations)} relations: {', '.join(sorted(catalog.relations)) or 'none'}"
+    return text + (f"; without a key: {', '.join(sorted(keyless))}" if keyless else "")
+
+
+def _rights(adapter: Adapter, catalog: Catalog) -> CheckResult:
+    """What is missing to install capture, where the adapter can tell without trying."""
+    try:
+        missing = adapter.missing_rights(tuple(catalog.relations))
+    except LockstepError as error:
+        return CheckResult("rights", False, str(error))
+    if missing is None:
+        return CheckResult(
+            "rights", True, "whether capture may be installed only prepare can tell", tried=False
+        )
+    if missing:
+        return CheckResult("rights", False, "\n".join(missing))
+    return CheckResult("rights", True, "capture may be installed, or is")
 
 
 def _planned(adapter: Adapter, catalog: Catalog) -> str:
@@ -102,7 +161,25 @@ def _relation(adapter: Adapter, catalog: Catalog, schema: RelationSchema, max_ro
             strange = [row for row in answer if not _matches(query, keys, row)]
             if strange:
                 raise _WrongError(f"a fetch by keys shows a row with another key: {strange[0]}")
+            nothing = snapshot.fetch(query, Keys(keys.columns, keys.values.slice(0, 0))).read_all()
+            if nothing.num_rows:
+                raise _WrongError(f"a fetch by no keys at all shows {nothing.num_rows} rows")
+            _join(snapshot, catalog, schema, keys, wanted if complete else answer)
     return f"{rows.num_rows} rows{'' if complete else ' and more'}, {tried} keys tried"
+
+
+def _join(snapshot: Snapshot, catalog: Catalog, schema: RelationSchema, keys: Keys, wanted: Bag) -> None:
+    """A relation joined with itself by its declared key is itself, where the key is one."""
+    if not schema.key or len(keys.columns) != len(schema.key):
+        return
+    joined = select(
+        catalog,
+        {"r": schema.name, "again": schema.name},
+        [("r", column.name) for column in schema.columns],
+        joins=[(("r", name), ("again", name)) for name in schema.key],
+    )
+    found = bag_of(snapshot.fetch(joined, keys).read_all())
+    _agree("a join of the relation with itself by its key is not itself", wanted, found)
 
 
 def _read(snapshot: Snapshot, query: LocalView, max_rows: int) -> tuple[pa.Table, bool]:
@@ -162,16 +239,87 @@ def _agree(fault: str, expected: Bag, found: Bag) -> None:
         raise _WrongError(f"{fault}: {text}")
 
 
-def _changes(adapter: Adapter) -> str:
-    with adapter.snapshot() as snapshot:
-        try:
+def _captured(adapter: Adapter, catalog: Catalog, max_rows: int) -> list[CheckResult]:
+    """What can be said of the changes, if capture is installed."""
+    try:
+        with adapter.snapshot() as snapshot:
             position = snapshot.position
-            later = snapshot.changes(position)
-        except ConfigurationError as error:
-            return f"not captured yet: {error}"
+            snapshot.changes(position)
+            before = {
+                schema.name: _read(snapshot, whole(catalog, schema.name), max_rows) for schema in catalog
+            }
+    except ConfigurationError as error:
+        return [CheckResult("changes", True, f"not captured yet: {error}", tried=False)]
+    except Exception as error:
+        return [_try("changes", functools.partial(_reraise, error))]
+    return [
+        _try("changes", lambda: _changes(adapter, position)),
+        _try("agreement", lambda: _agreement(adapter, catalog, position, before, max_rows)),
+        _try("foreign positions", lambda: _foreign(adapter)),
+    ]
+
+
+def _reraise(error: Exception) -> str:
+    raise error
+
+
+def _changes(adapter: Adapter, before: Position) -> str:
+    with adapter.snapshot() as snapshot:
+        position = snapshot.position
+        if position < before:
+            raise _WrongError(f"the position went back from {before} to {position}")
+        later = snapshot.changes(position)
         if len(later):
             raise _WrongError(f"the snapshot at {position} shows {len(later)} changes after its own position")
     return f"readable, at position {position}"
+
+
+def _agreement(
+    adapter: Adapter,
+    catalog: Catalog,
+    position: Position,
+    before: Mapping[str, tuple[pa.Table, bool]],
+    max_rows: int,
+) -> str:
+    """What was there, and the changes since, are what is there now, in every relation under capture."""
+    # Preparing what is prepared is no step.
+    captured = [s for s in catalog if not adapter.prepare((s.name,), dry_run=True)]
+    with adapter.snapshot() as snapshot:
+        changes = snapshot.changes(position)
+        compared = 0
+        for schema in captured:
+            old, complete = before[schema.name]
+            new, still_complete = _read(snapshot, whole(catalog, schema.name), max_rows)
+            if not complete or not still_complete:
+                continue
+            changed = changes.tables.get(schema.name)
+            step = bag_of(changed.select([*_names(schema), COUNT])) if changed is not None else Counter()
+            fault = f"{schema.name} is not what it was at {position} plus the changes since"
+            _agree(fault, plus(_shown(schema, old), step), _shown(schema, new))
+            compared += 1
+    return f"{len(changes)} transactions since {position}; {compared} relations compared"
+
+
+def _shown(schema: RelationSchema, rows: pa.Table) -> Bag:
+    """Fetched rows as a bag, with the columns' own names."""
+    return bag_of(rows.rename_columns(_names(schema)))
+
+
+def _names(schema: RelationSchema) -> list[str]:
+    return [column.name for column in schema.columns]
+
+
+def _foreign(adapter: Adapter) -> str:
+    with adapter.snapshot() as snapshot:
+        future = replace(snapshot.position, ordinal=snapshot.position.ordinal + 1_000_000)
+        stranger = replace(snapshot.position, token="of no history")
+        for name, position in (("from the future", future), ("of another history", stranger)):
+            try:
+                snapshot.changes(position)
+            except ResyncRequiredError:
+                continue
+            raise _WrongError(f"a position {name} is not refused")
+    return "refused"
 
 
 __all__ = ["CheckResult", "check_source"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,6 +19,7 @@ from adapters.duckdb.options import DIFF, TRIGGER, parse
 from adapters.duckdb.session import LockedError, Session, translated
 from adapters.duckdb.trigger_capture import TriggerCapture
 from adapters.duckdb.watch import FileWatch, Signature
+from adapters.rate_limit import RateLimit
 from adapters.spi import Adapter, Capabilities, CaptureProfile, Changes, Snapshot, SourceConfig
 from algebra.errors import ConfigurationError, SourceUnavailableError
 from algebra.local_view import Keys, LocalView
@@ -88,6 +90,7 @@ class DuckDBAdapter(Adapter):
         self._watch = FileWatch(self._options.path, clock)
         self._reader = CatalogReader(config.name, self._options.exclude)
         self._clock = clock
+        self._limit = RateLimit(self._options.rate_limit)
         self._seen: Signature | None = None
         self._left_at = -BREATHER
         policy = TrimPolicy(self._options, clock)
@@ -113,6 +116,11 @@ class DuckDBAdapter(Adapter):
         with translated(self.config.name):
             return self._capture.prepare(relations, dry_run=dry_run)
 
+    def missing_rights(self, relations: Sequence[str]) -> list[str] | None:
+        trigger = self._options.capture == TRIGGER
+        needed = self._options.path if trigger else self._options.shadow.absolute().parent
+        return [] if os.access(needed, os.W_OK) else [f"let this user write {needed}"]
+
     def remove(self, *, dry_run: bool = False) -> list[str]:
         with translated(self.config.name):
             return self._capture.remove(dry_run=dry_run)
@@ -121,6 +129,7 @@ class DuckDBAdapter(Adapter):
     def snapshot(self) -> Iterator[Snapshot]:
         # Snapshots one right after the other would never let an owner in that tries to open the file.
         self._session.pause(self._left_at + BREATHER - self._clock())
+        self._limit.pause()
         # Looked at before the file is opened: a change in between wakes `wait` too often, never too seldom.
         signature = self._watch.signature()
         with ExitStack() as stack:
@@ -136,7 +145,7 @@ class DuckDBAdapter(Adapter):
             snapshot = DuckDBSnapshot(connection, tables, history, lambda: self._check_held(held))
             stack.callback(snapshot.close)
             try:
-                yield snapshot
+                yield self._limit.counted(snapshot)
             finally:
                 self._left_at = self._clock()
 
@@ -152,6 +161,7 @@ class DuckDBAdapter(Adapter):
 
     def close(self) -> None:
         self._watch.wake()
+        self._limit.close()
         self._session.close()
         self._watch.close()
 

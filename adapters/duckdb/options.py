@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from adapters.rate_limit import Footprint
 from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError
 
@@ -23,6 +24,7 @@ class Options:
     that its owner holds open; 0 tries once. `exclude`: columns (`relation.column`) that are not shown.
     `trim`: whether acknowledged history is deleted from the source. `trim_entries`, `trim_seconds`: a trim
     happens once so many log entries are acknowledged, or so long after the last one; 0 means at once.
+    `rate_limit`: see `adapters/rate_limit`; statements run in this process, so there is no timeout for them.
     `shadow`: the file that keeps the state and the differences of `diff` capture.
     """
 
@@ -34,6 +36,7 @@ class Options:
     trim: bool = True
     trim_entries: int = 10_000
     trim_seconds: float = 60.0
+    rate_limit: float = 0.0
 
 
 def parse(config: SourceConfig) -> Options:
@@ -65,6 +68,7 @@ def parse(config: SourceConfig) -> Options:
         trim=_typed(config, given, "trim", bool, True),
         trim_entries=_typed(config, given, "trim_entries", int, 10_000),
         trim_seconds=_seconds(config, given, "trim_seconds", 60.0),
+        rate_limit=Footprint.of(config).rate_limit,
     )
 
 

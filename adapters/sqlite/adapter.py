@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import ClassVar
 
+from adapters.rate_limit import RateLimit
 from adapters.spi import Adapter, Boundaries, Capabilities, CaptureProfile, Snapshot, SourceConfig
 from adapters.sqlite.capture import install_steps, read_state, remember_journal_mode, remove_steps
 from adapters.sqlite.connection import READ_TIMEOUT_MS, Database, FileIdentity, database_path
@@ -48,6 +50,7 @@ class SqliteAdapter(Adapter):
         self._path = database_path(config.url)
         self._options = SqliteOptions.of(config)
         self._clock = clock
+        self._limit = RateLimit(self._options.rate_limit)
         self._session: Session | None = None
         self._seen: int | None = None
         self._woken = threading.Event()
@@ -87,6 +90,11 @@ class SqliteAdapter(Adapter):
                 self._change(session, steps)
             return steps
 
+    def missing_rights(self, relations: Sequence[str]) -> list[str] | None:
+        # The log and the shared memory of write-ahead mode are files beside the database.
+        needed = (self._path, self._path.absolute().parent)
+        return [f"let this user write {place}" for place in needed if not os.access(place, os.W_OK)]
+
     def remove(self, *, dry_run: bool = False) -> list[str]:
         with self._using() as session:
             steps = remove_steps(session.writer)
@@ -99,12 +107,13 @@ class SqliteAdapter(Adapter):
 
     @contextmanager
     def _snapshot(self) -> Iterator[Snapshot]:
+        self._limit.pause()
         with self._using() as session:
             view = session.begin()
             self._seen = view.data_version
             self._in_snapshot = True
         try:
-            yield SqliteSnapshot(self.config.name, view, session.marks)
+            yield self._limit.counted(SqliteSnapshot(self.config.name, view, session.marks))
         finally:
             with self._lock:
                 self._in_snapshot = False
@@ -147,6 +156,7 @@ class SqliteAdapter(Adapter):
 
     def close(self) -> None:
         self._woken.set()
+        self._limit.close()
         with self._lock:
             self._closed = True
             if self._session is not None and not self._in_snapshot:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from adapters.rate_limit import Footprint
 from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError
 
 _MEBIBYTE = 1 << 20
-_KNOWN = ("journal", "replace", "wal_limit_mb")
+_KNOWN = ("journal", "rate_limit", "replace", "wal_limit_mb")
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,14 @@ class SqliteOptions:
     `capture_replace` (`replace: capture`, the default; `replace: never` promises that no writer uses
     REPLACE and saves writers the triggers for it). `wal_limit` (`wal_limit_mb`, default 64): the size in
     bytes beyond which writers are held for a moment so that the write-ahead log can start over.
+    `rate_limit`: see `adapters/rate_limit`. There is no statement timeout: statements run in this process,
+    on a snapshot that hinders nobody.
     """
 
     switch_to_wal: bool = True
     capture_replace: bool = True
     wal_limit: int = 64 * _MEBIBYTE
+    rate_limit: float = 0.0
 
     @classmethod
     def of(cls, config: SourceConfig) -> SqliteOptions:
@@ -44,6 +48,7 @@ class SqliteOptions:
             switch_to_wal=_choice(config, "journal", "wal", "keep"),
             capture_replace=_choice(config, "replace", "capture", "never"),
             wal_limit=limit * _MEBIBYTE,
+            rate_limit=Footprint.of(config).rate_limit,
         )
 
 

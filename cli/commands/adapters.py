@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -12,6 +12,9 @@ from rich.text import Text
 from cli import build, config
 from cli.options import AsJson, ConfigFile, DryRun, SourceName
 from cli.output import console, emit_json, table
+
+if TYPE_CHECKING:
+    from adapters.spi import CaptureProfile
 
 app = typer.Typer(no_args_is_help=True, help="List adapters, check sources, install or remove capture.")
 
@@ -26,18 +29,47 @@ def list_adapters(as_json: AsJson = False) -> None:
 
     found: list[dict[str, Any]] = []
     for name, point in registry.available().items():
-        problem = ""
+        problem, captures = "", {}
         try:
-            registry.adapter_class(name)
+            captures = dict(registry.adapter_class(name).captures)
         except LockstepError as error:
             problem = str(error)
-        distribution = point.dist.name if point.dist else ""
-        found.append({"adapter": name, "class": point.value, "package": distribution, "problem": problem})
+        found.append(
+            {
+                "adapter": name,
+                "class": point.value,
+                "package": point.dist.name if point.dist else "",
+                "problem": problem,
+                "captures": [_capture(profile) for profile in captures.values()],
+            }
+        )
     if as_json:
         emit_json(found)
-    else:
-        rows = [(a["adapter"], a["problem"] or "ready", a["package"], a["class"]) for a in found]
-        console().print(table(("adapter", "state", "package", "class"), rows))
+        return
+    rows = []
+    for a in found:
+        head = (a["adapter"], a["problem"] or "ready", a["package"])
+        for capture in a["captures"] or [{"capture": "", "boundaries": "", "strongest_level": ""}]:
+            rows.append((*head, capture["capture"], capture["boundaries"], capture["strongest_level"]))
+            head = ("", "", "")
+    console().print(table(("adapter", "state", "package", "capture", "boundaries", "strongest level"), rows))
+
+
+def _capture(profile: CaptureProfile) -> dict[str, Any]:
+    can = profile.capabilities
+    return {
+        "capture": can.capture,
+        "boundaries": can.boundaries.value,
+        "total_order": can.total_order,
+        "before_images": can.before_images,
+        "history": can.history,
+        "needs_write": can.needs_write,
+        "global_transactions": can.global_transactions,
+        "deletes": profile.deletes,
+        "rights": profile.rights,
+        "load": profile.load,
+        "strongest_level": str(can.level),
+    }
 
 
 @app.command("new")
@@ -63,7 +95,10 @@ def new(
 
 @app.command("check")
 def check(file: ConfigFile, source: SourceName = None, as_json: AsJson = False) -> None:
-    """Test sources against the adapter contract; exit code 1 if a check fails."""
+    """Test sources against the adapter contract, without writing to them; exit code 1 if a check fails.
+
+    A line that begins with -- was not tried, and says why.
+    """
     configuration = config.load(file)
     names = configuration.chosen(source)
     build.check_adapters(configuration, names)
@@ -74,12 +109,16 @@ def check(file: ConfigFile, source: SourceName = None, as_json: AsJson = False) 
     for name in names:
         with closing(build.adapter(configuration, name)) as adapter:
             checks = check_source(adapter)
-        results[name] = [{"check": c.name, "ok": bool(c.ok), "detail": c.detail} for c in checks]
+        results[name] = [
+            {"check": c.name, "ok": bool(c.ok), "tried": c.tried, "detail": c.detail} for c in checks
+        ]
         if as_json:
             continue
         out.print(Text(f"{name} ({configuration.sources[name].adapter})", style="bold"))
         for result in results[name]:
             mark = ("ok  ", "green") if result["ok"] else ("FAIL", "bold red")
+            if not result["tried"]:
+                mark = ("--  ", "dim")
             detail = f"  {_one_line(result['detail'])}" if result["detail"] else ""
             out.print(Text.assemble("  ", mark, f"  {result['check']}", (detail, "dim")), soft_wrap=True)
     if as_json:

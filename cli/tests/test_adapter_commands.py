@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -38,6 +39,11 @@ def test_list(run: Run) -> None:
     listed = {item["adapter"]: item for item in json.loads(run("adapter", "list", "--json").stdout)}
     assert listed["sqlite"]["problem"] == ""
     assert listed["sqlite"]["package"] == "lockstep"
+    captures = {capture["capture"]: capture for capture in listed["duckdb"]["captures"]}
+    assert list(captures) == ["trigger", "diff"]
+    assert captures["trigger"]["strongest_level"] == "complete"
+    assert captures["diff"]["strongest_level"] == "strong"
+    assert re.search(r"diff +batched +strong", result.stdout)
 
 
 def test_check(run: Run, shop: Path) -> None:

@@ -13,11 +13,15 @@ from algebra.errors import ConfigurationError
 if TYPE_CHECKING:
     from lab.bench.plan import Plan
 
+app = typer.Typer(invoke_without_command=True, help="Measure views, or what capture costs writers.")
+
 ENGINES = ("duckdb", "spark", "auto")
 MODES = ("backlog", "live")
 
 
+@app.callback()
 def bench(
+    context: typer.Context,
     sf: Annotated[str, typer.Option(help="TPC-H scale factors.")] = "0.01,0.1",
     transactions: Annotated[int, typer.Option(min=1, help="Transactions per run.")] = 10_000,
     batch: Annotated[str, typer.Option(help="Transactions per batch, at most.")] = "1,100,1000,10000",
@@ -56,6 +60,8 @@ def bench(
     ] = False,
 ) -> None:
     """Measure throughput, freshness and cost on a TPC-H-shaped workload over three sources."""
+    if context.invoked_subcommand is not None:
+        return
     import shutil
     import signal
     import tempfile
@@ -103,6 +109,49 @@ def bench(
         shutil.rmtree(root, ignore_errors=True)
     if results.failures:
         raise typer.Exit(1)
+
+
+@app.command("capture")
+def capture(
+    adapter: Annotated[str, typer.Option(help="Adapters to measure; default: all that can be.")] = "",
+    turns: Annotated[int, typer.Option(min=1, help="Turns with and without capture.")] = 10,
+    transactions: Annotated[int, typer.Option(min=1, help="Small transactions per turn.")] = 60,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a large statement.")] = 20_000,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write everything measured to this file.")
+    ] = None,
+) -> None:
+    """Measure what each capture style costs writers, as a ratio with and without it in one run."""
+    import json
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from lab.bench.capture import Cost, Effort, harnesses, measure
+
+    wanted = _words("--adapter", adapter) if adapter else ()
+    effort = Effort(turns=turns, transactions=transactions, bulk_turns=max(1, turns // 2), bulk_rows=rows)
+    progress = Console(stderr=True)
+    costs = []
+    for name, style, harness in harnesses(wanted):
+        progress.print(f"{name} {style}", highlight=False)
+        if isinstance(harness, str):
+            costs.append(Cost(name, style, problem=harness))
+        else:
+            costs.append(measure(name, style, harness, effort))
+    unknown = [name for name in wanted if name not in {cost.adapter for cost in costs}]
+    if unknown:
+        raise ConfigurationError(f"--adapter: there is no adapter {unknown[0]!r} in this checkout")
+    shown = Table("adapter", "capture", "transactions/s without", "small transactions", "large statements")
+    for cost in costs:
+        figures = (f"{cost.transactions_per_second:.0f}", f"{cost.small_ratio:.2f}", f"{cost.bulk_ratio:.2f}")
+        shown.add_row(cost.adapter, cost.capture, *(figures if not cost.problem else (cost.problem, "", "")))
+    out = Console()
+    (out if out.is_terminal else Console(width=180)).print(shown)
+    print("ratios: a writer's time with capture over its time without; the median of the turns")
+    if json_file:
+        json_file.write_text(json.dumps([asdict(cost) for cost in costs], indent=2) + "\n")
 
 
 def _quick(plan: Plan) -> Plan:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pytest
 
 from adapters.conformance import CheckResult, check_source
 from adapters.conformance.tests.broken_fetch import AnswersOnce, IgnoresKeys
-from adapters.conformance.tests.broken_lifecycle import GuessesTypes
+from adapters.conformance.tests.broken_lifecycle import (
+    AcceptsTheFuture,
+    DeclaresNothing,
+    GuessesTypes,
+    IgnoresTheEpoch,
+)
 from adapters.conformance.tests.fault import BrokenAdapter, BrokenSnapshot
 from adapters.memory import MemoryAdapter, MemoryDatabase
-from adapters.spi import SourceConfig
+from adapters.spi import Snapshot, SourceConfig, SourceTransaction
+from algebra.position import Position
 
 
 @pytest.fixture
@@ -50,13 +57,19 @@ def test_a_healthy_source_is_found_so_and_left_alone(
     assert wrong(results) == []
     assert list(results) == [
         "capabilities",
+        "declared capture",
         "catalog",
         "prepare (dry run)",
+        "rights",
         "relation item",
         "relation note",
         "relation empty",
         "changes",
+        *(["agreement", "foreign positions"] if prepared else []),
+        "needs writing",
     ]
+    not_tried = {name for name, result in results.items() if not result.tried}
+    assert not_tried == {"rights", "needs writing"} | (set() if prepared else {"changes"})
     assert results["relation item"].detail == "300 rows, 50 keys tried"
     assert ("not captured" in results["changes"].detail) == (not prepared)
     assert database.version is before
@@ -88,3 +101,56 @@ def test_a_source_that_does_not_answer_is_one_clear_line() -> None:
     assert results[-1].name == "catalog"
     assert not results[-1].ok
     assert "nowhere" in results[-1].detail
+
+
+class Busy(BrokenAdapter):
+    """A source whose writers go on: one commits after every snapshot."""
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        with super().snapshot() as snapshot:
+            yield snapshot
+        with self.transaction() as tx:
+            tx.insert("note", [("busy", 2.0)])
+
+
+def prepared(database: MemoryDatabase) -> None:
+    MemoryAdapter(SourceConfig("shop", "memory", "memory:///checked")).prepare(("item", "note", "empty"))
+
+
+def test_a_busy_source_is_no_fault(database: MemoryDatabase) -> None:
+    prepared(database)
+    results = check(Busy)
+    assert wrong(results) == []
+    assert "3 relations compared" in results["agreement"].detail
+
+
+def test_changes_that_are_lost_are_found(database: MemoryDatabase) -> None:
+    class Loses(BrokenSnapshot):
+        def entries(self, after: Position) -> list[SourceTransaction]:
+            return super().entries(after)[:-1]
+
+    prepared(database)
+    results = check(type("LosesWhenBusy", (Busy,), {"broken_snapshot": Loses}))
+    assert wrong(results) == ["agreement"]
+    assert "note is not what it was" in results["agreement"].detail
+
+
+def test_positions_that_are_not_refused_are_found(database: MemoryDatabase) -> None:
+    prepared(database)
+    assert wrong(check(broken(AcceptsTheFuture))) == ["foreign positions"]
+    assert wrong(check(broken(IgnoresTheEpoch))) == ["foreign positions"]
+
+
+def test_what_is_not_declared_is_found(database: MemoryDatabase) -> None:
+    assert wrong(check(DeclaresNothing)) == ["declared capture"]
+
+
+def test_missing_rights_are_told(database: MemoryDatabase) -> None:
+    class MayNot(MemoryAdapter):
+        def missing_rights(self, relations: Sequence[str]) -> list[str] | None:
+            return [f"GRANT TRIGGER ON {name} TO lockstep" for name in relations]
+
+    result = check(MayNot)["rights"]
+    assert not result.ok
+    assert result.detail.splitlines()[0] == "GRANT TRIGGER ON item TO lockstep"

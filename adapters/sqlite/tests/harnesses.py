@@ -203,5 +203,13 @@ class RollbackJournalHarness(SqliteHarness):
     options: ClassVar[Mapping[str, Any]] = {"journal": "keep"}
 
 
-HARNESSES = {"trigger": SqliteHarness}
+class WalHarness(SqliteHarness):
+    """A file that was in write-ahead mode before: what is measured is what capture costs beside that."""
+
+    def create(self, tables: Sequence[RelationSchema]) -> None:
+        super().create(tables)
+        elsewhere(self.path, ["PRAGMA journal_mode = WAL"])
+
+
+HARNESSES = {"trigger": WalHarness}
 """By capture style, for `lockstep bench capture`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +42,9 @@ def test_fewer_transactions_bound_every_run(tmp_path: Path) -> None:
     assert {case.transactions for case in plan.cases()} == {150}
 
 
+NO_SUBCOMMAND = SimpleNamespace(invoked_subcommand=None)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -53,4 +57,4 @@ def test_fewer_transactions_bound_every_run(tmp_path: Path) -> None:
 )
 def test_wrong_options_are_one_clear_line(options: dict[str, str], problem: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=problem):
-        command.bench(directory=tmp_path, **options)  # type: ignore[arg-type]
+        command.bench(NO_SUBCOMMAND, directory=tmp_path, **options)  # type: ignore[arg-type]
