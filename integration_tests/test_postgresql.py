@@ -77,7 +77,7 @@ class Running:
             with psycopg.connect(self.urls[source]) as connection:
                 for table in tables:
                     rows[table] = connection.execute(f"SELECT * FROM {table}".encode()).fetchall()
-        names = dict(rows["customer"])
+        names: dict[int, str] = dict(rows["customer"])
         owners = {id_: names[cust] for id_, cust in rows["orders"] if cust in names}
         return Counter((owners[order], order, item) for order, item in rows["line"] if order in owners)
 
