@@ -79,12 +79,16 @@ def _pairs(document: str) -> tuple[tuple[str, str], ...]:
     return tuple((first, second) for first, second in json.loads(document))
 
 
-def create_base(capture: str, epoch: str) -> list[str]:
+EPOCH = "replace(gen_random_uuid()::text, '-', '')"
+"""Drawn by the server, so that a dry run shows the statements as they will be."""
+
+
+def create_base(capture: str) -> list[str]:
     """The statements that make room for what capture notes."""
     return [
         f"CREATE SCHEMA {OWN}",
         f"CREATE TABLE {META} (capture text NOT NULL, epoch text NOT NULL, trimmed int8 NOT NULL)",
-        f"INSERT INTO {META} VALUES ({text(capture)}, {text(epoch)}, 0)",
+        f"INSERT INTO {META} VALUES ({text(capture)}, {EPOCH}, 0)",
         f"CREATE TABLE {RELATIONS} (number int4 PRIMARY KEY, relation text UNIQUE NOT NULL,"
         ' "schema" text NOT NULL,'
         f' "table" text NOT NULL, shape text NOT NULL, identity text NOT NULL)',

@@ -52,7 +52,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from uuid import uuid4
 
 import numpy as np
 import psycopg
@@ -60,6 +59,7 @@ import pyarrow as pa
 
 from adapters.global_marks import MARKER, Mark, parts
 from adapters.postgresql.capture import (
+    EPOCH,
     META,
     RELATIONS,
     ArrowLease,
@@ -203,7 +203,7 @@ class LogCapture(Capture):
         steps: list[str] = []
         if not installed.epoch:
             check_creation(self._control, self._source, self._options.schema, base=True)
-            steps += create_base(LOG, uuid4().hex)
+            steps += create_base(LOG)
             steps.append(f"CREATE TABLE {IDLE} (epoch text NOT NULL, last int8 NOT NULL, upto int8 NOT NULL)")
             steps += create_marker(
                 self._options.schema,
@@ -236,8 +236,8 @@ class LogCapture(Capture):
         slot = read_slot(self._control)
         slot_steps: list[str] = []
         if slot is None or problems:
-            name = SLOT_PREFIX + uuid4().hex[:16]
-            slot_steps.append(f"SELECT pg_create_logical_replication_slot({text(name)}, 'pgoutput')")
+            name = f"{text(SLOT_PREFIX)} || left({EPOCH}, 16)"
+            slot_steps.append(f"SELECT pg_create_logical_replication_slot({name}, 'pgoutput')")
             slot_steps += [f"SELECT pg_drop_replication_slot({text(old)})" for old in slots]
         return steps, slot_steps
 
@@ -532,7 +532,7 @@ class LogCapture(Capture):
         if self._clock() - self._tended_at < seconds:
             return
         self._tended_at = self._clock()
-        if not self._stream.slot and self._wanted is None:
+        if not self._stream.slot:
             return
         slot = read_slot(self._control)
         if slot is None:
@@ -545,14 +545,17 @@ class LogCapture(Capture):
         """Move the slot to what was acknowledged, or past what is of no concern."""
         wanted = self._wanted
         try:
-            if wanted is not None and wanted.token.partition(":")[0] == slot.epoch:
-                if slot.confirmed < wanted.ordinal:
+            if wanted is not None and self._stream.slot == slot.name:
+                # Only what is known: a place of another history would skip what was never read.
+                if any(
+                    entry.end == wanted.ordinal and wanted.token == f"{slot.epoch}:{entry.mark}"
+                    for entry in self._stream.entries
+                ):
                     self._move(slot, wanted.ordinal)
                     slot = Slot(slot.name, wanted.ordinal)
-                if self._stream.slot == slot.name and self._floor < wanted:
                     self._stream.forget(wanted.ordinal)
                     self._floor = wanted
-            self._wanted = None
+                self._wanted = None
             limit = self._options.wal_limit_mb * (1 << 20) or float("inf")
             idle = self._stream.reached - slot.confirmed
             if (

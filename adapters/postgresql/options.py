@@ -52,7 +52,8 @@ class Options:
     (`relation.column`) that are not shown. `numeric_scale`: digits after the point for `numeric` without a
     declared scale. `lock_timeout`: seconds to wait for a lock. `connect_timeout`: seconds to wait for the
     server. `wal_limit_mb`: how far acknowledgement may lag before the slot is given up; 0 means never.
-    `notify`: whether triggers wake the wrapper. `trim_seconds`: how often acknowledged history is let go.
+    `notify`: whether triggers wake the wrapper; None: unless the server allows prepared transactions, in
+    which PostgreSQL refuses notifications. `trim_seconds`: how often acknowledged history is let go.
     """
 
     conninfo: str
@@ -64,7 +65,7 @@ class Options:
     lock_timeout: float = 10.0
     connect_timeout: float = 10.0
     wal_limit_mb: float = 1024.0
-    notify: bool = True
+    notify: bool | None = None
     trim_seconds: float = 1.0
 
 
@@ -96,7 +97,7 @@ def parse(config: SourceConfig) -> Options:
         lock_timeout=_number(config, given, "lock_timeout", 10.0),
         connect_timeout=_number(config, given, "connect_timeout", 10.0),
         wal_limit_mb=_number(config, given, "wal_limit_mb", 1024.0),
-        notify=_typed(config, given, "notify", bool, True),
+        notify=_typed(config, given, "notify", bool, True) if "notify" in given else None,
         trim_seconds=_number(config, given, "trim_seconds", 1.0),
     )
     return replace(options, conninfo=_conninfo(config, options))

@@ -39,6 +39,7 @@ import pyarrow as pa
 from adapters.global_marks import MARKER, Mark, parts
 from adapters.postgresql import trigger_layout as layout
 from adapters.postgresql.capture import (
+    EPOCH,
     META,
     RELATIONS,
     ArrowLease,
@@ -75,6 +76,8 @@ from algebra.position import Position
 
 POLL_SECONDS = 0.05
 """Without notifications, how often the log is looked at."""
+LISTEN_SECONDS = 1.0
+"""With notifications, how often all the same: capture may have been prepared without."""
 
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;"
 _NUMBER = "BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE; SET LOCAL synchronous_commit = local;"
@@ -131,10 +134,10 @@ class TriggerCapture(Capture):
             relation.schema_shown(self._source)
         check_rights(session, self._source, wanted, ["SELECT"])
         steps: list[str] = []
-        notify = self._options.notify
+        notify = self._notifies(session)
         if not installed.epoch:
             check_creation(session, self._source, self._options.schema, base=True)
-            steps += layout.base(uuid4().hex, self._options.schema, notify=notify)
+            steps += layout.base(self._options.schema, notify=notify)
         problems = self._problems(session, installed, tables)
         for prepared in installed.relations:
             if prepared.number in problems:
@@ -142,7 +145,7 @@ class TriggerCapture(Capture):
                 if prepared.name in tables.relations:
                     wanted.append(tables.relations[prepared.name])
         if problems:
-            steps.append(f"UPDATE {META} SET epoch = {text(uuid4().hex)}")
+            steps.append(f"UPDATE {META} SET epoch = {EPOCH}")
         have = {p.name for p in installed.relations if p.number not in problems}
         number = max((p.number for p in installed.relations), default=0)
         new = {r.name: r for r in wanted if r.name not in have}
@@ -152,6 +155,11 @@ class TriggerCapture(Capture):
             number += 1
             steps += layout.relation(number, relation, notify=notify)
         return steps
+
+    def _notifies(self, session: Session) -> bool:
+        if self._options.notify is not None:
+            return self._options.notify
+        return bool(session.one("SELECT current_setting('max_prepared_transactions') = '0'")[0])
 
     def _check_subscriptions(self, relations: Iterable[SourceRelation]) -> None:
         for relation in relations:
@@ -320,7 +328,7 @@ class TriggerCapture(Capture):
                 return
             listening = self._listening
             sockets = [self._listener.connection.fileno()] if self._listener.is_open else []
-            if self._waker.wait(sockets, left if listening else min(left, POLL_SECONDS)):
+            if self._waker.wait(sockets, min(left, LISTEN_SECONDS if listening else POLL_SECONDS)):
                 return
             with translated(self._source):
                 if self._notified():
@@ -331,7 +339,7 @@ class TriggerCapture(Capture):
         fresh = not self._listener.is_open or self._listener.connection.broken
         if fresh:
             self._listening = False
-        if self._options.notify and not self._listening:
+        if not self._listening and self._notifies(self._listener):
             self._listener.run(f"LISTEN {layout.CHANNEL}")
             self._listening = True
 

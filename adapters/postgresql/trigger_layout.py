@@ -47,10 +47,10 @@ def function(number: int) -> str:
     return f"{OWN}.capture_{number}"
 
 
-def base(epoch: str, schema: str, *, notify: bool) -> list[str]:
+def base(schema: str, *, notify: bool) -> list[str]:
     """Everything but the relations."""
     return [
-        *create_base(TRIGGER, epoch),
+        *create_base(TRIGGER),
         f"CREATE TABLE {STATEMENTS} (xid int8 NOT NULL, relation int4 NOT NULL, cut text NOT NULL)",
         f"CREATE INDEX statements_xid ON {STATEMENTS} (xid)",
         f"CREATE TABLE {MARKS} (xid int8 NOT NULL, id text, participants text)",

@@ -138,6 +138,7 @@ class PostgresHarness(Harness):
         skips={"bag-of-json": "json has no equality in PostgreSQL, so no row is found by its value"},
     )
     capture: ClassVar[str]
+    options: ClassVar[dict[str, Any]] = {}
     user: ClassVar[str]
     grants: ClassVar[dict[str, str]]
     """Right -> the statement that grants it to {user}, for database {db}; all are granted to the adapter's
@@ -178,7 +179,7 @@ class PostgresHarness(Harness):
     def _adapter(self, user: str, relations: tuple[str, ...] | None = None) -> Adapter:
         url = self._server.url(self.database, user)
         # Trim at once: the kit acknowledges a handful of entries and looks at what became of them.
-        options = {"trim_seconds": 0}
+        options = {"trim_seconds": 0, **self.options}
         return PostgresAdapter(SourceConfig("shop", "postgresql", url, relations, self.capture, options))
 
     def _grant(self, user: str, grants: dict[str, str]) -> None:
@@ -273,6 +274,7 @@ class TriggerHarness(PostgresHarness):
     """Followed by triggers, as a user with grants on the tables."""
 
     capture = "trigger"
+    options: ClassVar[dict[str, Any]] = {"notify": True}
     user = "trigger_user"
     rights = ("select", "trigger", "create on database", "create on schema")
     grants: ClassVar[dict[str, str]] = {

@@ -164,7 +164,7 @@ def test_dropped_columns_do_not_break_writers(capture: str, sql: Sql, make: Make
 
 def test_a_notification_ends_a_wait(sql: Sql, make: MakeAdapter) -> None:
     sql("CREATE TABLE item (id int)")
-    adapter = make("trigger")
+    adapter = make("trigger", notify=True)
     adapter.prepare(["item"])
     Follower(adapter)
     done = threading.Event()

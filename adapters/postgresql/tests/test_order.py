@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
@@ -15,6 +15,7 @@ from adapters.postgresql.tests.conftest import CAPTURES, MakeAdapter, Sql
 from adapters.postgresql.tests.server import PostgresServer
 from adapters.postgresql.tests.support import Follower, changes_by_relation, rows
 from adapters.postgresql.visibility import Visibility
+from algebra.errors import PositionTrimmedError, SourceUnavailableError
 from algebra.position import Position
 
 BANK = (
@@ -122,13 +123,66 @@ def test_prepared_transactions_show_when_they_are_committed(
     capture: str, sql: Sql, make: MakeAdapter
 ) -> None:
     sql("CREATE TABLE item (id int PRIMARY KEY)")
-    adapter = make(capture, notify=False)  # NOTIFY and PREPARE TRANSACTION exclude each other
+    adapter = make(capture)
     adapter.prepare(["item"])
     follower = Follower(adapter)
     sql("BEGIN", "INSERT INTO item VALUES (1)", "PREPARE TRANSACTION 'one'", "INSERT INTO item VALUES (2)")
     assert [rows(entry["item"]) for entry in follower.follow()] == [{(2,): 1}]
     sql("COMMIT PREPARED 'one'")
     assert [rows(entry["item"]) for entry in follower.follow()] == [{(1,): 1}]
+
+
+@pytest.fixture
+def no_standby(sql: Sql) -> Iterator[Callable[[], None]]:
+    """Commits wait for a standby that is not there, unless they say otherwise; call it to end that."""
+
+    def end() -> None:
+        sql("SET synchronous_commit = local", "ALTER SYSTEM RESET synchronous_standby_names")
+        sql("SELECT pg_reload_conf()")
+
+    sql("SET synchronous_commit = local", "ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    sql("SELECT pg_reload_conf()")
+    yield end
+    end()
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_commit_that_is_in_the_log_and_not_yet_visible(
+    capture: str,
+    sql: Sql,
+    make: MakeAdapter,
+    server: PostgresServer,
+    database: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """The first commit waits for a standby, the second does not: a snapshot shows the second alone."""
+    sql("CREATE TABLE item (id int PRIMARY KEY)")
+    adapter = make(capture, lock_timeout=0.3)
+    adapter.prepare(["item"])
+    follower = Follower(adapter)
+    end = request.getfixturevalue("no_standby")
+
+    def commit_first() -> None:
+        with server.connect(database) as connection:
+            connection.execute("INSERT INTO item VALUES (1)")
+
+    waiting = threading.Thread(target=commit_first)
+    waiting.start()
+    state = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    while sql(state) != [(1,)]:
+        pass
+    sql("INSERT INTO item VALUES (2)")
+    if capture == "log":
+        with pytest.raises(SourceUnavailableError, match="standby"):
+            follower.follow()
+        order = [{(1,): 1}, {(2,): 1}]
+    else:
+        follower.follow()
+        order = [{(2,): 1}, {(1,): 1}]
+    end()
+    waiting.join()
+    follower.follow()
+    assert [rows(entry["item"]) for entry in follower.entries] == order
 
 
 def test_cuts_order_what_overlaps() -> None:
@@ -138,8 +192,6 @@ def test_cuts_order_what_overlaps() -> None:
 
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_positions_of_another_history_are_refused(capture: str, sql: Sql, make: MakeAdapter) -> None:
-    from algebra.errors import PositionTrimmedError
-
     sql("CREATE TABLE item (id int PRIMARY KEY)")
     adapter = make(capture)
     adapter.prepare(["item"])
