@@ -20,7 +20,7 @@ MASK = "***"
 SHORTEST = 4
 """Characters a remembered secret has at least; to blot out shorter ones would garble what is harmless."""
 
-_SECRET_NAME = re.compile(r"passw|secret|token|credential|api_?key|private_?key|^pwd$|^key$", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"passw|secret|token|credential|api_?key|private_?key|^pwd$", re.IGNORECASE)
 # The password of `scheme://user:password@host`: up to the last @ before a slash, for passwords may hold an @.
 _USER_INFO = re.compile(r"(?P<before>\b[A-Za-z][\w+.-]*://[^\s/:@]*:)(?P<password>[^\s/]*)(?=@)")
 _PARAMETER = re.compile(r"(?P<before>[?&;](?P<name>[\w.-]+)=)(?P<value>[^&;#\s]+)")
