@@ -21,6 +21,7 @@ class Client:
     """Calls a mediator; waits are bounded by gRPC deadlines."""
 
     def __init__(self, address: str, timeout: float = 240) -> None:
+        self.address = address
         self._channel = grpc.insecure_channel(address, options=list(MESSAGE_OPTIONS))
         self.stub = mediator_pb2_grpc.MediatorServiceStub(self._channel)
         self._timeout = timeout

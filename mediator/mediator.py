@@ -209,7 +209,9 @@ class Mediator:
         """The catalogs of all sources a view may name; only those it does name must answer."""
         found: dict[str, Catalog] = {}
         missing: dict[str, LockstepError] = {}
-        for source, channel in self.channels.items():
+        # A source that its text does not even mention need not be waited for.
+        mentioned = {name: channel for name, channel in self.channels.items() if name in spec.sql}
+        for source, channel in (mentioned or self.channels).items():
             try:
                 found[source] = channel.describe().catalog
             except LockstepError as error:
