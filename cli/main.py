@@ -11,7 +11,19 @@ import typer
 import typer.main
 
 from cli import logs
-from cli.commands import adapters, demo, explain, history, query, servers, status, views, watch
+from cli.commands import (
+    adapters,
+    backup,
+    demo,
+    doctor,
+    explain,
+    history,
+    query,
+    servers,
+    status,
+    views,
+    watch,
+)
 from cli.group import LockstepGroup
 from cli.logs import LogLevel
 from cli.options import settings
@@ -61,6 +73,8 @@ app.command("history")(history.history)
 app.command("watch")(watch.watch)
 app.command("status")(status.status)
 app.command("explain")(explain.explain)
+app.command("doctor")(doctor.doctor)
+app.command("backup")(backup.backup)
 app.add_typer(adapters.app, name="adapter")
 app.add_typer(lab.app, name="lab")
 

@@ -46,7 +46,7 @@ def test_the_jvm_of_spark_is_killed(tmp_path: Path) -> None:
         (jvm,) = [p for p in psutil.Process(mediator.pid).children() if "java" in p.name()]
         jvm.send_signal(signal.SIGKILL)
         assert wait_until(lambda: mediator.ended, PATIENCE), deployment.output("mediator")
-        assert "Spark" in deployment.output("mediator").splitlines()[-1]
+        assert "the Java process of Spark has ended" in deployment.output("mediator")
         deployment.start("mediator")
         deployment.stop_writers()
         journals = {source.name: read_journal(source) for source in deployment.sources}

@@ -17,7 +17,7 @@ from adapters.registry import create
 from algebra.arrow_ipc import from_ipc
 from integration_tests.site import VIEW, Site, inside, wait_for
 
-ROWS = Counter({(1, 1, 10): 1, (2, 2, 20): 1})
+ROWS: Counter[tuple[int, ...]] = Counter({(1, 1, 10): 1, (2, 2, 20): 1})
 
 
 @pytest.fixture

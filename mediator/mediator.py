@@ -83,6 +83,7 @@ class Mediator:
         self._waiting: dict[str, str] = {}
         """Configured views whose sources do not answer yet, and what was logged about them."""
         self._deliveries = itertools.count(1)
+        self._on_failure: Callable[[], None] = lambda: None
         self._recomputer = Recomputer(self._state, self.explain)
         work = {
             "maintenance": Maintainer(self._state).run,
@@ -98,6 +99,10 @@ class Mediator:
             channel.start()
         for thread in self._threads:
             thread.start()
+
+    def on_failure(self, tell: Callable[[], None]) -> None:
+        """Have someone told that the engine has ended: nothing but a new process helps."""
+        self._on_failure = tell
 
     def on_storage(self, tell: Callable[[bool], None]) -> None:
         """Have someone told whether versions can be stored, when that changes."""
@@ -162,6 +167,10 @@ class Mediator:
                     self._refused_configured.add(spec.name)
             if self.config.on_lost_history == "resync":
                 self._resync_lost()
+            if failure := self._state.engine.failure():
+                log.critical("the mediator ends, start it again: %s; its views go on from there", failure)
+                self._on_failure()
+                return
             self._state.stopped.wait(0.5)
 
     def _resync_lost(self) -> None:
