@@ -268,6 +268,11 @@ class QueryProcessor:
         observed_at = now()
         with self._adapter.snapshot() as snapshot:
             self._report(session, snapshot, observed_at)
+            if snapshot.position < session.order.reported:
+                # Restored from a backup: who lost history was told, and order begins anew on a new stream.
+                raise ResyncRequiredError(
+                    f"the source went back from {session.order.reported} to {snapshot.position}"
+                )
             queries, session.queries = session.queries, []
             for query in queries:
                 started = time.monotonic()
