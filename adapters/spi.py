@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from algebra import redaction
 from algebra.consistency import Boundaries, Level, source_bounds
 from algebra.delta import Delta
 from algebra.global_transaction import GlobalTransaction
@@ -78,8 +77,7 @@ class CaptureProfile:
 class SourceConfig:
     """One source as configured. `relations` None means all; `options` are the adapter's own.
 
-    The URL and the options may hold secrets: neither is in the text form, and the secrets that the URL holds
-    are blotted out of every error and log line from now on.
+    The URL and the options may hold secrets: neither is in the text form.
     """
 
     name: str
@@ -88,10 +86,6 @@ class SourceConfig:
     relations: tuple[str, ...] | None = None
     capture: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        redaction.remember_url(self.url)
-        redaction.remember_options(self.options)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 Problem. A password reaches a process by a `${VAR}` in a URL and then passes through drivers whose error texts
 nobody here controls. Masking where a text is made would need every adapter, of every author, to think of it.
 
-Chosen way: whoever takes in a secret says so (`remember`), and the few doors by which text leaves (errors,
-logs, traces) pass it through `redacted`. URLs are masked by their structure as well (`masked_url`), so that a
-password is hidden that nobody has announced.
+Chosen way: the process that takes in a secret says so (`remember`), and the few doors by which text leaves
+(errors, logs, traces) pass it through `redacted`. URLs are masked by their structure as well
+(`masked_url`), so that a password is hidden that nobody has announced.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ MASK = "***"
 SHORTEST = 4
 """Characters a remembered secret has at least; to blot out shorter ones would garble what is harmless."""
 
-_SECRET_NAME = re.compile(r"passw|secret|token|credential|api_?key|private_?key|^pwd$|^key$", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"passw|secret|token|credential|api_?key|private_?key|^pwd$", re.IGNORECASE)
 # The password of `scheme://user:password@host`: up to the last @ before a slash, for passwords may hold an @.
 _USER_INFO = re.compile(r"(?P<before>\b[A-Za-z][\w+.-]*://[^\s/:@]*:)(?P<password>[^\s/]*)(?=@)")
 _PARAMETER = re.compile(r"(?P<before>[?&;](?P<name>[\w.-]+)=)(?P<value>[^&;#\s]+)")
+
+_PLACEHOLDER = "password"
+"""What messages write where a password would be; whoever has it for a password has no secret."""
 
 _lock = threading.Lock()
 _remembered: set[str] = set()
@@ -74,7 +77,9 @@ def masked_url(text: str) -> str:
     >>> masked_url("postgresql://ann:p@ss@db/shop?sslmode=require&sslpassword=x")
     'postgresql://ann:***@db/shop?sslmode=require&sslpassword=***'
     """
-    hidden = _USER_INFO.sub(rf"\g<before>{MASK}", text)
+    hidden = _USER_INFO.sub(
+        lambda m: m["before"] + (m["password"] if m["password"] == _PLACEHOLDER else MASK), text
+    )
     return _PARAMETER.sub(lambda m: m["before"] + (MASK if is_secret_name(m["name"]) else m["value"]), hidden)
 
 

@@ -130,7 +130,7 @@ def _policies(source: SourceSection) -> Policies:
     )
 
 
-def _connection(connect: ConnectSection) -> Connection:
+def connection(connect: ConnectSection) -> Connection:
     """How a wrapper is reached; with any TLS setting the connection is encrypted."""
 
     def path(value: str | None) -> Path | None:
@@ -170,7 +170,7 @@ def mediator_server(
         umq_rows=section.umq_rows,
         security=_security(section, REQUEST_BYTES),
         metrics=section.metrics,
-        connections={name: _connection(source.connect) for name, source in configuration.sources.items()},
+        connections={name: connection(source.connect) for name, source in configuration.sources.items()},
         keepalive_seconds=section.keepalive_seconds,
         on_lost_history=section.on_lost_history.value,
         views=[view_spec(name, view) for name, view in configuration.views.items()],

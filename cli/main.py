@@ -13,7 +13,20 @@ import typer.main
 
 from algebra.redaction import redacted
 from cli import connecting, logs
-from cli.commands import adapters, demo, explain, history, query, servers, status, tokens, views, watch
+from cli.commands import (
+    adapters,
+    backup,
+    demo,
+    doctor,
+    explain,
+    history,
+    query,
+    servers,
+    status,
+    tokens,
+    views,
+    watch,
+)
 from cli.group import LockstepGroup
 from cli.logs import LogFormat, LogLevel
 from cli.options import settings
@@ -95,6 +108,8 @@ app.command("history")(history.history)
 app.command("watch")(watch.watch)
 app.command("status")(status.status)
 app.command("explain")(explain.explain)
+app.command("doctor")(doctor.doctor)
+app.command("backup")(backup.backup)
 app.add_typer(adapters.app, name="adapter")
 app.add_typer(tokens.app, name="token")
 app.add_typer(lab.app, name="lab")

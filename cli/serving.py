@@ -47,9 +47,10 @@ def serve(server: Server, title: str, *, supervised: bool) -> None:
     for thread in threads:
         thread.start()
     stop.wait()
-    if ended.is_set():
-        raise LockstepError(f"the {title} ended by itself")
+    by_itself = ended.is_set()
     server.stop(GRACE)
+    if by_itself:
+        raise LockstepError(f"the {title} ended by itself")
     # A thread that outlives the interpreter would keep the server, and its databases, from being let go.
     for thread in threads:
         thread.join(GRACE)

@@ -64,7 +64,7 @@ class Site:
             **{"keepalive_seconds": 0.5, **self._settings, **settings},
         )
         server = MediatorServer(config)
-        client = Client(server.start())
+        client = Client(server.start(), timeout=PATIENCE)
         self._stack.callback(client.close)
         self._stack.callback(server.stop, 0)
         return server, client
@@ -79,7 +79,8 @@ def wait_for(server: MediatorServer, what: Callable[[Mediator], bool]) -> None:
     """Return when something holds of the mediator; it is looked at again at every change and every 0.2 s."""
     mediator = inside(server)
     for _ in range(int(PATIENCE / 0.2)):
+        if what(mediator):  # without the lock: it may ask the mediator from outside
+            return
         with mediator.changed:
-            if mediator.changed.wait_for(lambda: what(mediator), 0.2):
-                return
+            mediator.changed.wait(0.2)
     raise AssertionError("it did not happen")

@@ -1,4 +1,4 @@
-"""The examples in the algebra's docstrings are true."""
+"""The examples in docstrings are true."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pkgutil
 import pytest
 
 import algebra
+import protos.security
 
 MODULES = sorted(
     module.name
-    for module in pkgutil.walk_packages(algebra.__path__, prefix="algebra.")
+    for package in (algebra, protos.security)
+    for module in pkgutil.walk_packages(package.__path__, prefix=f"{package.__name__}.")
     if ".tests" not in module.name and not module.ispkg
 )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from algebra.arrow_ipc import from_ipc
 from integration_tests.site import ALONE, VIEW, Site, inside, wait_for
@@ -28,8 +28,12 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def health(address: str, service: str = "") -> int:
     with grpc.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=30).status
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        return int(check(health_pb2.HealthCheckRequest(service=service), timeout=30).status)
 
 
 def test_a_connection_that_is_cut_again_and_again(site: Site) -> None:

@@ -86,6 +86,7 @@ class Mediator:
         self._waiting: dict[str, str] = {}
         """Configured views whose sources do not answer yet, and what was logged about them."""
         self._deliveries = itertools.count(1)
+        self._on_failure: Callable[[], None] = lambda: None
         self._recomputer = Recomputer(self._state, self.explain)
         work = {
             "maintenance": Maintainer(self._state).run,
@@ -101,6 +102,10 @@ class Mediator:
             channel.start()
         for thread in self._threads:
             thread.start()
+
+    def on_failure(self, tell: Callable[[], None]) -> None:
+        """Have someone told that the engine has ended: nothing but a new process helps."""
+        self._on_failure = tell
 
     def on_storage(self, tell: Callable[[bool], None]) -> None:
         """Have someone told whether versions can be stored, when that changes."""
@@ -165,6 +170,10 @@ class Mediator:
                     self._refused_configured.add(spec.name)
             if self.config.on_lost_history == "resync":
                 self._resync_lost()
+            if failure := self._state.engine.failure():
+                log.critical("the mediator ends, start it again: %s; its views go on from there", failure)
+                self._on_failure()
+                return
             self._state.stopped.wait(0.5)
 
     def _resync_lost(self) -> None:
@@ -212,7 +221,9 @@ class Mediator:
         """The catalogs of all sources a view may name; only those it does name must answer."""
         found: dict[str, Catalog] = {}
         missing: dict[str, LockstepError] = {}
-        for source, channel in self.channels.items():
+        # A source that its text does not even mention need not be waited for.
+        mentioned = {name: channel for name, channel in self.channels.items() if name in spec.sql}
+        for source, channel in (mentioned or self.channels).items():
             try:
                 found[source] = channel.describe().catalog
             except LockstepError as error:

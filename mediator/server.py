@@ -48,6 +48,7 @@ class MediatorServer:
             self.mediator.stop()
             raise
         self.mediator.on_storage(self._server.set_serving)
+        self.mediator.on_failure(self._done.set)
         self.mediator.start()
         if self._metrics is not None:
             log.info("metrics at %s", self._metrics.start())
@@ -70,5 +71,5 @@ class MediatorServer:
         self._done.set()
 
     def wait(self) -> None:
-        """Block until `stop` has been called."""
+        """Block until `stop` has been called, or it cannot go on."""
         self._done.wait()

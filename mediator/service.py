@@ -74,6 +74,7 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
             if isinstance(event, pb.LoadProgress):
                 yield pb.CreateViewResponse(progress=event)
             else:
+                call_of(context).finished = True
                 yield pb.CreateViewResponse(view=self._view(spec.name))
 
     @_unary
@@ -90,6 +91,7 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
                 yield pb.RefreshViewResponse(progress=event)
             else:
                 version, rows = event
+                call_of(context).finished = True
                 yield pb.RefreshViewResponse(result=pb.RefreshResult(version=version, changed_rows=rows))
 
     @_unary
@@ -201,6 +203,7 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
         for batch in reader:
             if batch.num_rows:
                 yield pb.QueryResponse(arrow=to_ipc(batch))
+        call.finished = True
         yield pb.QueryResponse(last=True)
 
     def _readable(self, principal: Principal, sql: str) -> set[str]:
@@ -270,6 +273,7 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
                     arrow=to_ipc(event.differences),
                     hidden_differences=event.hidden_differences,
                 )
+                call_of(context).finished = True
                 yield pb.VerifyViewResponse(result=result)
 
     @_unary

@@ -24,6 +24,7 @@ import pyarrow as pa
 from adapters.spi import Adapter, Changes, Snapshot
 from algebra.engines.embedded import EmbeddedEngine
 from algebra.errors import (
+    LimitExceededError,
     LockstepError,
     RefusedError,
     ResyncRequiredError,
@@ -47,6 +48,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
 RETRY_SECONDS = 0.5
+MOST_LOCAL_VIEWS = 10_000
 
 
 @dataclass
@@ -252,6 +254,8 @@ class QueryProcessor:
     def _define(self, session: Session, define: pb.DefineLocalView) -> None:
         catalog = self._catalog = self._adapter.catalog()
         view = allowed_view(local_view_from_proto(define.local_view), catalog, session.policy)
+        if len(session.views) >= MOST_LOCAL_VIEWS and view.name not in session.views:
+            raise LimitExceededError(f"a mediator may define {MOST_LOCAL_VIEWS} local views, and no more")
         self._adapter.prepare(view.relations)
         session.views[view.name] = ReportedView.of(view, catalog, position_from_proto(define.after))
         session.order.send(pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=view.name)))
@@ -264,6 +268,11 @@ class QueryProcessor:
         observed_at = now()
         with self._adapter.snapshot() as snapshot:
             self._report(session, snapshot, observed_at)
+            if snapshot.position < session.order.reported:
+                # Restored from a backup: who lost history was told, and order begins anew on a new stream.
+                raise ResyncRequiredError(
+                    f"the source went back from {session.order.reported} to {snapshot.position}"
+                )
             queries, session.queries = session.queries, []
             for query in queries:
                 started = time.monotonic()

@@ -36,6 +36,8 @@ from wrapper.rate_limit import RateLimit
 log = logging.getLogger(__name__)
 
 LOAD_CHUNK_BYTES = 4 << 20
+MOST_WAITING = 1000
+"""Messages of a mediator that wait; beyond, its stream is not read until some are done."""
 
 
 class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
@@ -142,7 +144,8 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
             adapter.close()
         except LockstepError as error:
             abort(context, error)
-        session = Session(first.attach.mediator, OrderMessageQueue(), policy, self._refusals(call))
+        name = "".join(c if c.isprintable() else "?" for c in first.attach.mediator[:200])
+        session = Session(name, OrderMessageQueue(), policy, self._refusals(call))
         ended = threading.Event()
         context.add_callback(session.queue.close)
         context.add_callback(ended.set)
@@ -180,6 +183,9 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
             for request in requests:
                 if request.WhichOneof("message") == "query":
                     limit.wait(ended)
+                while len(self._processor.messages) + len(session.queries) >= MOST_WAITING:
+                    if ended.wait(0.05) or session.defining:
+                        break  # what ends the waiting must be read
                 self._processor.messages.put(Arrival(session, request))
         except grpc.RpcError:
             pass  # the stream broke; the mediator will attach again

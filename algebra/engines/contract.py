@@ -142,5 +142,9 @@ class Engine(ABC):
     def extent(self, query: AssemblyQuery, extents: Sequence[Extent], directory: Path | None) -> ViewChange:
         """The whole query over whole extents: columns and `_count`, in normal form, no `_version`."""
 
+    def failure(self) -> str:
+        """Why the engine can do nothing any more, such as a process of its own that has ended; else empty."""
+        return ""
+
     def close(self) -> None:
         """Let go of what the engine holds; the default holds nothing."""

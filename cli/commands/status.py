@@ -31,10 +31,27 @@ def status(
     out = console()
     out.print(
         f"mediator {address}: engine {answer.engine}, warehouse {answer.warehouse}, "
-        f"{text.size(answer.memory_bytes)}, since {text.moment(shapes.time(answer.started_at))}",
+        f"{text.size(answer.memory_bytes)} (peak {text.size(answer.peak_memory_bytes)}), "
+        f"since {text.moment(shapes.time(answer.started_at))}",
         markup=False,
         soft_wrap=True,
     )
+    limits = answer.limits
+    out.print(
+        f"limits: {text.number(answer.waiting_rows)} of {text.number(limits.umq_rows)} rows wait (umq_rows), "
+        f"batches of {text.number(limits.max_batch)} (max_batch), joins in {limits.embedded_memory} "
+        f"(embedded_memory), silence of {limits.keepalive_seconds:g} s is probed (keepalive_seconds)",
+        markup=False,
+        soft_wrap=True,
+    )
+    if answer.problem:
+        since = text.moment(shapes.time(answer.problem_since))
+        out.print(
+            f"versions cannot be stored since {since}: {answer.problem}",
+            style="bold red",
+            markup=False,
+            soft_wrap=True,
+        )
     for headings, rows in (
         (_SOURCES, [_source(source) for source in answer.sources]),
         (_VIEWS, [_view(view) for view in answer.views]),
@@ -81,5 +98,11 @@ def _view(view: pb.ViewStatus) -> tuple[str, ...]:
         text.seconds(view.lag_seconds),
         text.seconds(view.lag_p50_seconds),
         text.seconds(view.lag_p99_seconds),
-        view.problem,
+        problem(view),
     )
+
+
+def problem(view: pb.ViewStatus | pb.View) -> str:
+    """Why a view is not kept now, and since when; empty if it is."""
+    since = shapes.time(view.stale_since)
+    return f"{view.problem}, since {text.moment(since)}" if view.problem and since else view.problem

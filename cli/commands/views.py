@@ -12,7 +12,7 @@ from rich.text import Text
 from algebra.errors import ConfigurationError, LockstepError
 from cli import shapes, text
 from cli.client import DEFAULT_TIMEOUT, MediatorClient
-from cli.commands import explain
+from cli.commands import explain, status
 from cli.commands.watch import change_lines
 from cli.options import (
     DEFAULT_ADDRESS,
@@ -102,7 +102,7 @@ def list_views(
             shapes.algorithm(view) or "",
             view.maintenance.consistency,
             text.moment(shapes.time(view.committed_at)),
-            view.problem,
+            status.problem(view),
         )
         for view in views
     ]
@@ -125,7 +125,7 @@ def show(
         emit_json({**shapes.view(view), "explanation": shapes.explanation(answer.explanation)})
         return
     out = console()
-    state = f"{view.state} ({view.problem})" if view.problem else view.state
+    state = f"{view.state} ({status.problem(view)})" if view.problem else view.state
     facts = [
         ("view", view.spec.name),
         ("state", state),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Runs a command line; the environment's own settings are left out."""
     for name in (
         "ADDRESS",
@@ -29,6 +30,14 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         "MAX_BATCH",
         "DEBUG",
         "LOG_LEVEL",
+        "LOG_FORMAT",
+        "CA",
+        "CERTIFICATE",
+        "KEY",
+        "SERVER_NAME",
+        "INSECURE",
+        "TOKEN",
+        "TOKENS",
     ):
         monkeypatch.delenv(f"LOCKSTEP_{name}", raising=False)
     monkeypatch.setenv("TERM", "dumb")
@@ -36,7 +45,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     def invoke(*arguments: str | Path, environment: dict[str, str] | None = None) -> Result:
         return CliRunner().invoke(app, [str(argument) for argument in arguments], env=environment)
 
-    return invoke
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield invoke
+    root.handlers[:] = handlers  # a command logs to a stream that ends with it
+    root.setLevel(level)
 
 
 @pytest.fixture

@@ -73,6 +73,9 @@ class AutoEngine(Engine):
             rows += sum(pq.read_metadata(path).num_rows for path in extent.files)
         return self._for(rows, query).extent(query, extents, directory)
 
+    def failure(self) -> str:
+        return self._spark.failure()
+
     def close(self) -> None:
         self._spark.close()
         self._embedded.close()

@@ -114,8 +114,15 @@ class SparkEngine(Engine):
                 self._result(self._session.sql(sql), large.schema, Path(directory))
             self._session.sql(f"{sql} AND l.n < 100").toArrow()
 
+    def failure(self) -> str:
+        if not self._owns_session or not self._shares_files:
+            return ""
+        gateway = self._session.sparkContext._gateway
+        process = getattr(gateway, "proc", None)
+        return "" if process is None or process.poll() is None else "the Java process of Spark has ended"
+
     def close(self) -> None:
-        if self._owns_session:
+        if self._owns_session and not self.failure():
             self._session.stop()
 
     # What concerns one source's rows alone

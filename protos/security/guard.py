@@ -40,13 +40,18 @@ Handler = Any
 
 @dataclass
 class Call:
-    """One RPC under way. A service may set `target` when it knows better what the call is about."""
+    """One RPC under way.
+
+    A service sets `target` when it knows better what the call is about, and `finished` when its work is done:
+    a caller that leaves with the last message in hand has not cancelled it.
+    """
 
     principal: Principal
     peer: str
     action: str
     target: str = ""
     revoked: bool = False
+    finished: bool = False
 
 
 _UNGUARDED = Call(ANONYMOUS_LOOPBACK, "", "")
@@ -149,7 +154,7 @@ class Guard(grpc.ServerInterceptor):
             finally:
                 self._ended(key)
                 if outcome:
-                    self._recorded(call, outcome)
+                    self._recorded(call, "ok" if call.finished else outcome)
 
         return guarded
 

@@ -55,7 +55,7 @@ def test_upgrades_run_one_after_the_other_and_go_on_where_they_were_cut_off(
     (root / "format.json").unlink()
     ran: list[int] = []
     monkeypatch.setattr(formats, "FORMAT", 3)
-    upgrades = {number: lambda _, number=number: ran.append(number) for number in range(3)}  # type: ignore[misc]
+    upgrades = {number: lambda _, number=number: ran.append(number) for number in range(3)}
     monkeypatch.setattr(formats, "UPGRADES", upgrades)
     with pytest.raises(Broken):
         Warehouse(root, durable=False, fault=Fault("after format.upgrade 2"))

@@ -1,0 +1,116 @@
+"""Memory stays bounded: a huge transaction, a long backlog, a stopped mediator, and a source that stays away.
+
+The bounds are stated in docs/operations.md. They are asserted on the peak resident memory of real processes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
+from lab.soak.deployment import Deployment, Settings, wait_until
+from lab.soak.proxy import FAIR, Weather
+from lab.soak.reader import Reader
+
+MEDIATOR_BOUND = 1_500_000_000
+WRAPPER_BOUND = 1_000_000_000
+"""Bytes; for a transaction of a million rows of four columns, with the default settings."""
+
+_BIG = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=120)
+connection.execute("BEGIN IMMEDIATE")
+connection.execute(
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
+    "INSERT INTO r0 SELECT 1000 + i, 1000 + i, NULL FROM n", [int(sys.argv[2])])
+connection.execute("COMMIT")
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with ExitStack() as stack:
+        yield Site(stack, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_transaction_of_a_million_rows_and_a_backlog_behind_a_stopped_mediator(tmp_path: Path) -> None:
+    rows = 1_000_000
+    with Deployment(Settings(tmp_path, ["sqlite-wal", "sqlite-wal"], load=20.0)) as deployment:
+        view = deployment.views[0]
+        first = deployment.sources[0]
+        deployment.start_all(writers=False)
+        reader = Reader(deployment)
+        reader.patiently(lambda: reader.state(view, 0), PATIENCE)
+        with deployment.stopped("mediator"):
+            subprocess.run([sys.executable, "-c", _BIG, str(first.path), str(rows)], check=True)
+            _backlog(first.path, 20_000)
+        newest = 20_001
+        assert wait_until(lambda: _version(reader) >= newest, 2 * PATIENCE), deployment.output("mediator")
+        status = reader.status()
+        assert status.waiting_rows <= status.limits.umq_rows == 2_000_000
+        peak = dict(deployment.memory.peak)
+        assert 0 < peak["mediator"] <= MEDIATOR_BOUND, peak
+        assert max(n for role, n in peak.items() if role.startswith("wrapper")) <= WRAPPER_BOUND, peak
+        assert status.peak_memory_bytes <= MEDIATOR_BOUND
+
+
+def _backlog(path: Path, transactions: int) -> None:
+    """Ten minutes' worth at 33 transactions a second, while nobody takes them."""
+    program = (
+        "import sqlite3, sys\\n"
+        "c = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=120)\\n"
+        "c.execute('PRAGMA synchronous = OFF')\\n"
+        "for i in range(int(sys.argv[2])):\\n"
+        "    c.execute('UPDATE r0 SET tx = ? WHERE l = -1', [i + 1])\\n"
+    )
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE INDEX IF NOT EXISTS by_l ON r0 (l)")
+    connection.close()
+    subprocess.run([sys.executable, "-c", program, str(path), str(transactions)], check=True)
+
+
+def _version(reader: Reader) -> int:
+    return next(view.version for view in reader.status().views)
+
+
+def test_what_a_view_misses_while_a_source_is_away_stays_in_the_sources(site: Site) -> None:
+    server, client = site.mediator(umq_rows=200)
+    client.create_view("v", VIEW)
+    client.create_view("alone", ALONE)
+    site.proxies["two"].weather = Weather(closed=True)
+    site.proxies["two"].cut()
+    wait_for(server, lambda mediator: not mediator.channels["two"].connected)
+    for k in range(10, 310):
+        site.writers["one"].commit(f"INSERT INTO r VALUES ({k}, 1)")
+    client.wait_for_version("alone", 300)
+    wait_for(server, lambda mediator: mediator.views["v"].parked)
+    status = next(view for view in client.status().views if view.view == "v")
+    assert (status.state, status.parked, status.pending) == ("stale", True, 0)
+    assert client.status().waiting_rows <= 200
+    site.writers["one"].commit("DELETE FROM r WHERE k = 10")
+    client.wait_for_version("alone", 301)
+    site.proxies["two"].weather = FAIR
+    client.wait_for_version("v", 301)
+    assert client.bag("v").total() == 301
+    assert [version.version for version in client.history("v")] == list(range(301, -1, -1))
+
+
+def test_credit_comes_back_although_nothing_is_installed(site: Site) -> None:
+    """A view that is dropped takes its waiting updates along: its source must not wait for them."""
+    server, client = site.mediator(umq_rows=50)
+    client.create_view("v", VIEW)
+    view = inside(server).views["v"]
+    with view.installing:
+        for k in range(10, 90):
+            site.writers["one"].commit(f"INSERT INTO r VALUES ({k}, 1)")
+        wait_for(server, lambda mediator: mediator.channels["one"].owed >= 50)
+    client.wait_for_version("v", 80)
+    wait_for(server, lambda mediator: mediator.channels["one"].owed == 0)

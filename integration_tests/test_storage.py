@@ -1,0 +1,140 @@
+"""A warehouse that cannot be written: told by status and health, nothing lost, and it goes on by itself."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2
+
+from algebra.arrow_ipc import from_ipc
+from integration_tests.site import VIEW, Site, inside, wait_for
+from integration_tests.test_network import health
+from mediator.storage_errors import storage_error
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with ExitStack() as stack:
+        yield Site(stack, tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True, text=True
+    )
+    if made.returncode:
+        pytest.skip(f"needs the right to mount a small file system (run as root): {made.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_and_space_again(site: Site, small_disk: Path) -> None:
+    server, client = site.mediator(small_disk / "warehouse")
+    client.create_view("v", VIEW)
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
+    client.wait_for_version("v", 1)
+    filler = small_disk / "filler"
+    descriptor = os.open(filler, os.O_CREAT | os.O_WRONLY)
+    with suppress(OSError):
+        while True:
+            os.write(descriptor, b"x" * 4096)
+    os.close(descriptor)
+    site.writers["one"].commit("INSERT INTO r VALUES (4, 1)")
+    wait_for(server, lambda _: bool(client.status().problem))
+    status = client.status()
+    assert "the disk is full; free some space" in status.problem
+    assert status.HasField("problem_since")
+    assert health(client.address) == NOT_SERVING
+    assert client.view("v").version == 1
+    assert client.bag("v").total() == 3, "readable"
+    site.writers["one"].commit("INSERT INTO r VALUES (5, 1)")
+    filler.unlink()
+    client.wait_for_version("v", 3)
+    assert client.bag("v") == Counter({(2, 2, 20): 1, **{(k, 1, 10): 1 for k in (1, 3, 4, 5)}})
+    wait_for(server, lambda _: client.status().problem == "")
+    assert health(client.address) == SERVING
+    assert from_ipc(client.verify("v").arrow).num_rows == 0
+
+
+def test_a_warehouse_that_becomes_read_only(site: Site) -> None:
+    server, client = site.mediator()
+    client.create_view("v", VIEW)
+    read_only = True
+
+    def fault(name: str) -> None:
+        if read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(site.warehouse))
+
+    inside(server).warehouse._store.steps._fault = fault
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
+    wait_for(server, lambda _: "read-only" in client.status().problem)
+    assert client.bag("v").total() == 2, "readable"
+    read_only = False
+    client.wait_for_version("v", 1)
+    assert client.bag("v").total() == 3
+
+
+STEPS = [
+    "before changes.write v",
+    "after changes.commit v",
+    "before versions.commit",
+    "after versions.commit",
+]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_disk_that_fails_at_one_step_is_tried_again(site: Site, step: str) -> None:
+    """Also right after the commit: the version is there, and must not be made a second time."""
+    server, client = site.mediator()
+    client.create_view("v", VIEW)
+    failures = 3
+
+    def fault(name: str) -> None:
+        nonlocal failures
+        if name == step and failures:
+            failures -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    inside(server).warehouse._store.steps._fault = fault
+    for k in (3, 4, 5, 6):
+        site.writers["one"].commit(f"INSERT INTO r VALUES ({k}, 1)")
+        client.wait_for_version("v", k - 2)
+    assert failures == 0
+    assert [version.version for version in client.history("v")] == [4, 3, 2, 1, 0]
+    assert client.bag("v") == Counter({(2, 2, 20): 1, **{(k, 1, 10): 1 for k in (1, 3, 4, 5, 6)}})
+    assert client.view("v").state == "maintained"
+    assert from_ipc(client.verify("v").arrow).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (OSError(errno.ENOSPC, "x", "/w/f"), "/w/f: the disk is full"),
+        (
+            RuntimeError("Generic LocalFileSystem error: No space left on device (os error 28)"),
+            "the disk is full",
+        ),
+        (OSError(errno.EROFS, "x"), "read-only"),
+        (ValueError("something else"), None),
+        (OSError(errno.ENOENT, "x"), None),
+    ],
+)
+def test_which_failures_are_the_disks(error: Exception, found: str | None) -> None:
+    made = storage_error(error, "the warehouse")
+    assert (made is None) == (found is None)
+    if made is not None:
+        assert str(found) in made.message
