@@ -46,7 +46,7 @@ def status(
     )
     if answer.problem:
         out.print(
-            f"versions cannot be stored since {text.moment(shapes.time(answer.problem_since))}: {answer.problem}",
+            f"no version stored since {text.moment(shapes.time(answer.problem_since))}: {answer.problem}",
             style="bold red",
             markup=False,
             soft_wrap=True,
