@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_short_soak_of_everything(tmp_path: Path) -> None:
     command = ["lab", "soak", "--minutes", "0.5", "--seed", "11", "--dir", str(tmp_path / "soak"), "--json"]
     run = subprocess.run(
