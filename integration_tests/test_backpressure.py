@@ -5,7 +5,6 @@ The bounds are stated in docs/operations.md. They are asserted on the peak resid
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,6 +40,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_transaction_of_a_million_rows_and_a_backlog_behind_a_stopped_mediator(tmp_path: Path) -> None:
     rows = 1_000_000
     with Deployment(Settings(tmp_path, ["sqlite-wal", "sqlite-wal"], load=20.0)) as deployment:
@@ -62,19 +62,19 @@ def test_a_transaction_of_a_million_rows_and_a_backlog_behind_a_stopped_mediator
         assert status.peak_memory_bytes <= MEDIATOR_BOUND
 
 
+_MANY = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=120)
+connection.execute("PRAGMA synchronous = OFF")
+connection.execute("CREATE INDEX by_l ON r0 (l)")
+for i in range(int(sys.argv[2])):
+    connection.execute("UPDATE r0 SET tx = ? WHERE l = -1", [i + 1])
+"""
+
+
 def _backlog(path: Path, transactions: int) -> None:
     """Ten minutes' worth at 33 transactions a second, while nobody takes them."""
-    program = (
-        "import sqlite3, sys\\n"
-        "c = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=120)\\n"
-        "c.execute('PRAGMA synchronous = OFF')\\n"
-        "for i in range(int(sys.argv[2])):\\n"
-        "    c.execute('UPDATE r0 SET tx = ? WHERE l = -1', [i + 1])\\n"
-    )
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE INDEX IF NOT EXISTS by_l ON r0 (l)")
-    connection.close()
-    subprocess.run([sys.executable, "-c", program, str(path), str(transactions)], check=True)
+    subprocess.run([sys.executable, "-c", _MANY, str(path), str(transactions)], check=True)
 
 
 def _version(reader: Reader) -> int:

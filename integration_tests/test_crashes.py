@@ -22,6 +22,7 @@ from lab.soak.run import Soak
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_kills_at_random_moments(tmp_path: Path) -> None:
     settings = Settings(tmp_path, list(KINDS), seed=7)
     report = Soak(settings, Plan(seed=7, rate=1.5, kinds=KILLS), print).run(seconds=60, kills=36)
@@ -32,6 +33,7 @@ def test_kills_at_random_moments(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.spark
 def test_the_jvm_of_spark_is_killed(tmp_path: Path) -> None:
     """The mediator cannot go on without it: it ends, is started again, and goes on from its last version."""

@@ -43,7 +43,7 @@ def restore(site: Site, further: int) -> Counter[tuple[int, ...]]:
     backup.replace(path)
     for suffix in ("-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
-    return Counter({**ROWS, (3, 1, 10): 1, **{(k, 2, 20): 1 for k in range(100, 100 + further)}})
+    return ROWS + Counter([(3, 1, 10), *((k, 2, 20) for k in range(100, 100 + further))])
 
 
 def inside_copy(path: Path, backup: Path) -> None:
@@ -83,7 +83,7 @@ def trimmed_behind_its_back(site: Site) -> Counter[tuple[int, ...]]:
         "DELETE FROM _lockstep_log WHERE seq < (SELECT max(seq) FROM _lockstep_log)",
     )
     site.proxies["one"].weather = site.proxies["one"].weather.__class__()
-    return Counter({**ROWS, **{(k, 1, 10): 1 for k in (7, 8, 9)}})
+    return ROWS + Counter((k, 1, 10) for k in (7, 8, 9))
 
 
 def column_added(site: Site) -> Counter[tuple[int, ...]]:

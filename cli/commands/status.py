@@ -47,7 +47,7 @@ def status(
     if answer.problem:
         since = text.moment(shapes.time(answer.problem_since))
         out.print(
-            f"versions cannot be stored since {since}: {answer.problem}",
+            f"no version stored since {since}: {answer.problem}",
             style="bold red",
             markup=False,
             soft_wrap=True,

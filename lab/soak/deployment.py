@@ -26,7 +26,7 @@ from lab.soak.kinds import KINDS
 from lab.soak.layout import Source, View, sources_of, views_of
 from lab.soak.proxy import Proxy
 
-READY_SECONDS = 180.0
+READY_SECONDS = 300.0
 _WRITING = re.compile("^writing$")
 
 

@@ -113,6 +113,4 @@ class Proxy:
 def _reset(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        connection.shutdown(socket.SHUT_RDWR)
-    with contextlib.suppress(OSError):
         connection.close()

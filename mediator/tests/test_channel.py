@@ -140,6 +140,41 @@ def test_updates_and_answers_arrive_in_order(setup: Setup) -> None:
     assert (answer.rows["x"].to_pylist(), answer.position) == ([7], Position(5))
 
 
+def test_an_update_in_parts_is_delivered_whole_and_owed_once(setup: Setup) -> None:
+    first, rest = update(3), update(3)
+    first.update.more = True
+    del rest.update.transactions[:]
+    rest.update.deltas[0].ClearField("touched")
+    rest.update.cost = 3
+    for response in (first, rest, progress(3)):
+        setup.wrapper.script.put(response)
+    setup.channel.define([VIEW], Position(2), subscription=7)
+    setup.channel.wait_delivered(VIEW.name, Position(3), 30)
+    (delivered,) = setup.updates
+    rows, touched = delivered.deltas[VIEW.name]
+    assert rows is not None
+    assert (rows.num_rows, touched, delivered.positions) == (2, (0,), (Position(3),))
+    assert delivered.subscriptions == {VIEW.name: 7}
+    assert setup.channel.owed == 3
+    setup.channel.give_back()
+    assert setup.channel.owed == 0
+
+
+def test_a_source_that_does_not_answer_its_wrapper_is_away_until_it_is_heard_of(setup: Setup) -> None:
+    unavailable = pb.ExchangeError(reason="SOURCE_UNAVAILABLE", message="locked")
+    setup.wrapper.script.put(pb.ExchangeResponse(error=unavailable))
+    setup.channel.define([VIEW], Position(2))
+    assert wait_for_problem(setup) == "locked"
+    assert (setup.channel.state, setup.channel.connected) == ("unavailable", False)
+    assert setup.channel.away_since is not None
+    setup.wrapper.script.put(progress(3))
+    setup.channel.define([VIEW], Position(2))
+    setup.channel.wait_connected(30)
+    assert setup.channel.problem == ""
+    since: object = setup.channel.away_since
+    assert since is None
+
+
 def test_updates_carry_the_marks_of_their_transactions(setup: Setup) -> None:
     message = update(3, 4, 5)
     one = types_pb2.GlobalTransaction(id="x", participants=["s", "t"])
