@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from adapters.rate_limit import FOOTPRINT_OPTIONS, Footprint
 from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError
 
@@ -14,6 +15,7 @@ LOG = "log"
 TRIGGER = "trigger"
 _SCHEMES = ("mariadb",)
 _DEFAULT_PORT = 3306
+PASSWORD = "password"
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,9 @@ class Options:
 
     `server`: from the url. `capture`: `log` (the default) or `trigger`. `exclude`: columns
     (`relation.column`) that are not shown. `booleans`: whether TINYINT(1), which is what BOOLEAN declares, is
-    shown as boolean. `connect_timeout`: seconds to wait for a connection. `statement_timeout`: seconds after
-    which the server gives up a statement, loads of whole relations excepted; 0 for never.
-    `rows_per_second`: how fast rows are read at most; 0 for no limit. `trim_rows`, `trim_seconds`: with
-    `trigger`, acknowledged rows of the log are deleted in lots of so many, at most so often.
+    shown as boolean. `connect_timeout`: seconds to wait for a connection. `footprint`: the options that all
+    adapters share; the time limit holds for queries by keys, not for loads and logs. `trim_rows`,
+    `trim_seconds`: acknowledged batches are deleted in lots of so many, at most so often.
     """
 
     server: Server
@@ -45,8 +46,7 @@ class Options:
     exclude: frozenset[str] = frozenset()
     booleans: bool = True
     connect_timeout: float = 10.0
-    statement_timeout: float = 600.0
-    rows_per_second: float = 0.0
+    footprint: Footprint = field(default_factory=Footprint)
     trim_rows: int = 10_000
     trim_seconds: float = 5.0
 
@@ -57,7 +57,8 @@ def parse(config: SourceConfig) -> Options:
     if capture not in (LOG, TRIGGER):
         raise ConfigurationError(f"source {config.name!r}: capture {capture!r} is not {LOG} or {TRIGGER}")
     given = dict(config.options)
-    known = {field.name for field in fields(Options)} - {"server", "capture"}
+    known = {field.name for field in fields(Options)} - {"server", "capture", "footprint"}
+    known |= {PASSWORD, *FOOTPRINT_OPTIONS}
     unknown = sorted(set(given) - known)
     if unknown:
         raise ConfigurationError(
@@ -66,17 +67,14 @@ def parse(config: SourceConfig) -> Options:
         )
     booleans = given.get("booleans", True)
     if not isinstance(booleans, bool):
-        raise ConfigurationError(
-            f"source {config.name!r}: option booleans is {booleans!r}, not true or false"
-        )
+        raise ConfigurationError(f"source {config.name!r}: option booleans is {booleans!r}, not a boolean")
     return Options(
         server=server_of(config),
         capture=capture,
         exclude=_names(config, given, "exclude"),
         booleans=booleans,
         connect_timeout=_number(config, given, "connect_timeout", 10.0),
-        statement_timeout=_number(config, given, "statement_timeout", 600.0),
-        rows_per_second=_number(config, given, "rows_per_second", 0.0),
+        footprint=Footprint.of(config),
         trim_rows=int(_number(config, given, "trim_rows", 10_000)),
         trim_seconds=_number(config, given, "trim_seconds", 5.0),
     )
@@ -104,17 +102,23 @@ def server_of(config: SourceConfig) -> Server:
         port=port or _DEFAULT_PORT,
         user=unquote(url.username),
         database=database,
-        password=unquote(url.password or ""),
+        password=_password(config) or unquote(url.password or ""),
         tls_ca=tls_ca,
     )
+
+
+def _password(config: SourceConfig) -> str:
+    """The option that spares a password from being written as a part of a url."""
+    value = config.options.get(PASSWORD, "")
+    if not isinstance(value, str):
+        raise ConfigurationError(f"source {config.name!r}: option password is not a text")
+    return value
 
 
 def _number(config: SourceConfig, given: Mapping[str, Any], name: str, default: float) -> float:
     value = given.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigurationError(
-            f"source {config.name!r}: option {name} is {value!r}, not a number from 0 on"
-        )
+        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, no number from 0 on")
     return float(value)
 
 
