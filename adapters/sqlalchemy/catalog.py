@@ -75,8 +75,9 @@ class SourceRelation:
 
     def shown(self, source: str) -> RelationSchema:
         """The relation's schema; ConfigurationError if it or a column cannot be shown."""
-        if self.flaw:
-            raise ConfigurationError(f"relation {source}.{self.name} {self.flaw}")
+        flaw = self.flaw or ("" if self.columns else "shows no column; leave it out")
+        if flaw:
+            raise ConfigurationError(f"relation {source}.{self.name} {flaw}")
         columns = []
         for column in self.columns:
             remedy = f"name it in option `exclude` as {self.name}.{column.name}, or leave the relation out"

@@ -16,8 +16,8 @@ from sqlalchemy.exc import DataError as DriverDataError
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from adapters.rate_limit import RateLimit
-from adapters.sqlalchemy.dialects import install, level_of, rules_of
+from adapters.rate_limit import DEFAULT_STATEMENT_TIMEOUT, RateLimit
+from adapters.sqlalchemy.dialects import connect_arguments, install, level_of, rules_of
 from adapters.sqlalchemy.options import NO_ISOLATION, Options
 from algebra.errors import ConfigurationError, DataError, LockstepError, SourceUnavailableError
 
@@ -102,8 +102,8 @@ class Database:
         driver = url.drivername
         try:
             rules = rules_of(url.get_backend_name())
-            wanted = {k: v for k, v in (rules.connect or {}).items() if k not in url.query}
-            engine = sa.create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=wanted)
+            arguments = connect_arguments(url)
+            engine = sa.create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=arguments)
         except NoSuchModuleError:
             raise ConfigurationError(
                 f"source {self._source!r}: no SQLAlchemy dialect {driver!r} is installed; "
@@ -116,19 +116,16 @@ class Database:
             ) from None
         except SQLAlchemyError as error:
             raise ConfigurationError(f"source {self._source!r}: {_line(error)}") from None
-        if self._options.footprint.statement_timeout and not rules.has_timeout:
-            self._check_timeout(engine)
-        install(engine, level_of(engine.dialect.name, self._options.isolation))
-        return engine
-
-    def _check_timeout(self, engine: Engine) -> None:
-        from adapters.rate_limit import DEFAULT_STATEMENT_TIMEOUT
-
-        if self._options.footprint.statement_timeout != DEFAULT_STATEMENT_TIMEOUT:
+        if not rules.has_timeout and self._options.footprint.statement_timeout not in (
+            0,
+            DEFAULT_STATEMENT_TIMEOUT,
+        ):
             raise ConfigurationError(
                 f"source {self._source!r}: dialect {engine.dialect.name!r} cannot end statements by time; "
                 "leave option statement_timeout out"
             )
+        install(engine, level_of(engine.dialect.name, self._options.isolation))
+        return engine
 
     def _translate(self, error: SQLAlchemyError) -> LockstepError:
         line = f"source {self._source!r}: {_line(error)}"

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import URL, Connection, Engine, event
 
 from adapters.sqlalchemy.options import NO_ISOLATION
 
@@ -41,7 +41,6 @@ class DialectRules:
     settings: Settings = lambda connection, timeout: None
     has_timeout: bool = False
     begin: str = ""
-    connect: dict[str, Any] | None = None
 
 
 def _postgresql(connection: Connection, timeout: float) -> None:
@@ -67,11 +66,9 @@ def _mssql(connection: Connection, timeout: float) -> None:
     connection.connection.dbapi_connection.timeout = int(timeout)  # type: ignore[union-attr]
 
 
-_MYSQL = DialectRules("REPEATABLE READ", _mysql, has_timeout=True, connect={"connect_timeout": 10})
+_MYSQL = DialectRules("REPEATABLE READ", _mysql, has_timeout=True)
 RULES = {
-    "postgresql": DialectRules(
-        "REPEATABLE READ", _postgresql, has_timeout=True, connect={"connect_timeout": 10}
-    ),
+    "postgresql": DialectRules("REPEATABLE READ", _postgresql, has_timeout=True),
     "mysql": _MYSQL,
     "mariadb": _MYSQL,
     "sqlite": DialectRules("SERIALIZABLE", begin="BEGIN"),
@@ -79,6 +76,10 @@ RULES = {
     "mssql": DialectRules("SNAPSHOT", _mssql, has_timeout=True),
 }
 UNKNOWN = DialectRules()
+
+CONNECT_SECONDS = 10
+_PATIENT_DRIVERS = frozenset({"psycopg", "psycopg2", "pymysql", "mysqldb"})
+"""Drivers that wait for a server that does not answer, for minutes if not told otherwise."""
 
 SNAPSHOT_STORAGE = frozenset({"innodb", "myrocks", "rocksdb", "tokudb"})
 """MySQL's and MariaDB's storage engines whose tables are read as of one snapshot."""
@@ -92,6 +93,13 @@ def rules_of(dialect: str) -> DialectRules:
 def level_of(dialect: str, configured: str) -> str:
     """The isolation level to read by: as configured, or what the dialect is known to have; "" if none."""
     return configured or rules_of(dialect).isolation
+
+
+def connect_arguments(url: URL) -> dict[str, Any]:
+    """What the driver is told on connecting, unless the url says it."""
+    if url.get_driver_name() not in _PATIENT_DRIVERS or "connect_timeout" in url.query:
+        return {}
+    return {"connect_timeout": CONNECT_SECONDS}
 
 
 def install(engine: Engine, level: str) -> None:

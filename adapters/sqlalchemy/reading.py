@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -112,9 +111,10 @@ class ReadState(SourceState):
         table = relation.table
         query = self._select(relation, table, columns)
         parts = [relation.read(table, name) for name in relation.key]
-        wanted = zip(*(column.to_pylist() for column in keys.columns), strict=True)
-        while chunk := list(islice(wanted, KEYS_PER_STATEMENT // len(parts) or 1)):
-            rows = self._fetch(relation, query.where(_among(parts, chunk)))
+        count = max(1, KEYS_PER_STATEMENT // len(parts))
+        for start in range(0, keys.num_rows, count):
+            chunk = zip(*(column.to_pylist() for column in keys.slice(start, count).columns), strict=True)
+            rows = self._fetch(relation, query.where(_among(parts, list(chunk))))
             yield self._batch(relation, columns, rows)
 
     def _select(

@@ -303,6 +303,8 @@ def test_further_schemas_views_and_excluded_columns(database: SqlAlchemyHarness,
         "INSERT INTO sales.t VALUES (1, 'x', NULL)",
     )
     assert set(make().catalog().relations) == {"t"}
+    with pytest.raises(ConfigurationError, match="shows no column"):
+        make(exclude=["t.id", "t.n"]).prepare(["t"])
     shown = ("t", "sales.t", "doubled")
     adapter = make(shown, schemas=["sales"], exclude=["sales.t.secret", "sales.t.place"])
     catalog = adapter.catalog()
