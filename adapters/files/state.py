@@ -365,6 +365,8 @@ class FolderState(SourceState):
             yield
         except IncompleteError as error:
             raise IncompleteError(f"{name} {error}") from error
+        except OSError as error:
+            raise IncompleteError(f"{name} cannot be read ({error.strerror or error})") from error
         except DriftError as error:
             self._memory.unpinned[relation] = files.signature
             raise DriftedError(relation, str(error)) from error
