@@ -199,7 +199,7 @@ class Folder:
         """What the file looks like now, or None if it is gone."""
         path = self._inside(file)
         try:
-            found = path.stat()
+            found = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -208,10 +208,11 @@ class Folder:
             raise ConfigurationError(f"source {self._source!r}: {file} is no ordinary file")
         return Identity.of(found)
 
-    def _inside(self, file: str) -> Path:
-        root = self.path.resolve()
-        path = (root / file).resolve()
-        if not path.is_relative_to(root) or path == root:
+    def _inside(self, file: str) -> str:
+        # Not by pathlib, which takes several times as long: there may be thousands of files.
+        root = os.path.realpath(self.path)
+        path = os.path.realpath(os.path.join(root, file))
+        if not path.startswith(os.path.join(root, "")):
             raise ConfigurationError(f"source {self._source!r}: {file} is or leads outside of {self.path}")
         return path
 

@@ -36,7 +36,7 @@ class ParquetReader(Reader):
 
     def batches(self, file: BinaryIO, task: Task) -> Iterator[pa.RecordBatch]:
         first = 1
-        for batch in _open(file).iter_batches(BATCH_ROWS, columns=task.schema.names):
+        for batch in _stored(file, task.schema.names):
             table = pa.Table.from_batches([batch]).select(task.schema.names)
             for part in _good(table, first, task):
                 yield from part.to_batches()
@@ -50,9 +50,22 @@ def _open(file: BinaryIO) -> pq.ParquetFile:
         file.seek(-len(_ENDS), 2)
         if head != _ENDS or file.read() != _ENDS:
             raise IncompleteError("is not a whole Parquet file")
-        return pq.ParquetFile(file)
+        return pq.ParquetFile(file, page_checksum_verification=True)
     except (OSError, pa.ArrowInvalid) as error:
         raise IncompleteError(f"is not a whole Parquet file ({str(error).splitlines()[0]})") from error
+
+
+def _stored(file: BinaryIO, names: list[str]) -> Iterator[pa.RecordBatch]:
+    """The file's own batches; IncompleteError where they cannot be decoded."""
+    batches = _open(file).iter_batches(BATCH_ROWS, columns=names)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except (OSError, pa.ArrowException) as error:
+            raise IncompleteError(f"is a damaged Parquet file ({str(error).splitlines()[0]})") from error
+        yield batch
 
 
 def _good(table: pa.Table, first: int, task: Task) -> Iterator[pa.Table]:

@@ -35,7 +35,7 @@ from adapters.files.excel_files import ExcelReader
 from adapters.files.folder import Folder, Identity, Marker, RelationFiles
 from adapters.files.json_files import JsonReader
 from adapters.files.malformed import Malformed, MalformedRow
-from adapters.files.options import EMPTY, TEXT_FORMATS, Options
+from adapters.files.options import EMPTY, TEXT_FORMATS, Options, RelationOptions
 from adapters.files.parquet_files import ParquetReader
 from adapters.files.readers import DriftError, FileShape, Guess, IncompleteError, Reader, ShapeError, Task
 from adapters.shadow.extent import ArrowExtent, Extent
@@ -70,15 +70,19 @@ class DriftedError(Exception):
         self.problem = problem
 
 
+Seen = tuple[Identity, RelationOptions]
+"""A file as it was looked at: what it was, and how it was read."""
+
+
 @dataclass
 class Memory:
-    """What was learned of files, by their identity, so that it is not read again and again.
+    """What was learned of files, by their names, so that it is not read again and again.
 
     `unpinned`: the relations whose rows showed that they drifted, with the files that showed it.
     """
 
-    shapes: dict[tuple[str, str], FileShape | None] = field(default_factory=dict)
-    guesses: dict[tuple[str, str], Guess] = field(default_factory=dict)
+    shapes: dict[str, tuple[Seen, FileShape | None]] = field(default_factory=dict)
+    guesses: dict[str, tuple[Seen, Guess]] = field(default_factory=dict)
     unpinned: dict[str, str] = field(default_factory=dict)
 
 
@@ -298,29 +302,26 @@ class FolderState(SourceState):
         return {f.name: f.type for f in self.pinned[files.name].arrow}
 
     def _file_shape(self, files: RelationFiles, file: str) -> FileShape | None:
-        place = (file, f"{files.files[file]} {files.options!r}")
-        if place not in self._memory.shapes:
+        seen = (files.files[file], files.options)
+        known = self._memory.shapes.get(file)
+        if known is None or known[0] != seen:
             with self._opened(files, file) as opened:
-                _forget_others(self._memory.shapes, file)
                 shape = READERS[files.format].shape(opened, files.options, self._longest)
-                self._memory.shapes[place] = shape
-        return self._memory.shapes[place]
+            known = self._memory.shapes[file] = (seen, shape)
+        return known[1]
 
     def _guess(self, files: RelationFiles, names: tuple[str, ...]) -> Guess:
         guess = Guess(dict.fromkeys(names))
         for file, identity in files.files.items():
-            place = (file, f"{identity} {files.options!r}")
-            if place not in self._memory.guesses:
+            seen = (identity, files.options)
+            known = self._memory.guesses.get(file)
+            if known is None or known[0] != seen:
+                shape = self._file_shape(files, file)
+                order = names if shape is None else shape.names
                 with self._opened(files, file) as opened:
-                    _forget_others(self._memory.guesses, file)
-                    order = names
-                    shape = self._memory.shapes.get(place)
-                    if shape is not None:
-                        order = shape.names
-                    self._memory.guesses[place] = READERS[files.format].infer(
-                        opened, order, files.options, self._longest
-                    )
-            guess = guess.merged(self._memory.guesses[place])
+                    found = READERS[files.format].infer(opened, order, files.options, self._longest)
+                known = self._memory.guesses[file] = (seen, found)
+            guess = guess.merged(known[1])
         return guess
 
     # Rows
@@ -365,6 +366,8 @@ class FolderState(SourceState):
             yield
         except IncompleteError as error:
             raise IncompleteError(f"{name} {error}") from error
+        except OSError as error:
+            raise IncompleteError(f"{name} cannot be read ({error.strerror or error})") from error
         except DriftError as error:
             self._memory.unpinned[relation] = files.signature
             raise DriftedError(relation, str(error)) from error
@@ -454,8 +457,3 @@ def _common(
                     f"{type_} in {file}"
                 )
     return names, dict(first.types)
-
-
-def _forget_others(memory: dict[tuple[str, str], T], file: str) -> None:
-    for place in [place for place in memory if place[0] == file]:
-        del memory[place]

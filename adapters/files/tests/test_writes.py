@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -290,6 +291,16 @@ def test_a_half_written_file_is_waited_for(
     timer.join()
 
 
+def test_a_damaged_parquet_file_is_unavailable(make: MakeAdapter, folder: Path) -> None:
+    path = folder / "item.parquet"
+    pq.write_table(pa.table({"id": range(1000)}), path, write_page_checksum=True)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(SourceUnavailableError, match=r"item\.parquet is a damaged Parquet file"):
+        make().prepare(["item"])
+
+
 def test_an_empty_file_is_one_whose_header_is_still_to_come(make: MakeAdapter, folder: Path) -> None:
     (folder / "item.csv").write_bytes(b"")
     with pytest.raises(
@@ -454,10 +465,10 @@ def test_a_rate_limit_spaces_out_what_is_read(make: MakeAdapter, folder: Path) -
     replace_file(path, b"id\n2\n")
     assert rows(adapter, "item") == {(2,): 1}
     assert adapter._limit.delay > 0
-    waiting = threading.Thread(target=lambda: rows(adapter, "item"), daemon=True)
-    waiting.start()
-    waiting.join(0.1)
-    assert waiting.is_alive()
-    adapter.close()
-    waiting.join(PATIENT)
-    assert not waiting.is_alive()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(rows, adapter, "item")
+        with pytest.raises(TimeoutError):
+            waiting.result(0.1)
+        adapter.close()
+        with pytest.raises(SourceUnavailableError, match="the adapter is closed"):
+            waiting.result(PATIENT)
