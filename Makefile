@@ -10,7 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.lockstep-setup
 PACKAGES := algebra adapters wrapper mediator cli lab protos integration_tests
-CODE := $(PACKAGES) docs/check_docs.py
+EXAMPLE := examples/rest-adapter
+CODE := $(PACKAGES) $(EXAMPLE)/lockstep_inventory $(EXAMPLE)/inventory_service docs/check_docs.py
 # Tests run in two processes where there are two cores. ARGS goes to the command, as in
 # `make test ARGS="algebra -k sweep" WORKERS=0`.
 WORKERS ?= $(shell [ "$$(getconf _NPROCESSORS_ONLN)" -gt 1 ] && echo 2 || echo 0)

@@ -6,6 +6,11 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from adapters.pytest_plugin import pytest_collection_modifyitems
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -50,5 +55,16 @@ def test_its_options(tmp_path: Path) -> None:
     assert "2 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
     assert "TestMemory: keeps 1 cases, 1 do not apply" in done.stdout
     assert "a-source-that-is-down-is-unavailable: no restart: it never stops" in done.stdout
-    wrong = python(*base, str(tmp_path), "--conformance-case=no-such-case")
-    assert "there is no conformance case 'no-such-case'" in wrong.stderr
+
+
+class Marked:
+    """As much of a collected test as the plugin looks at."""
+
+    def get_closest_marker(self, name: str) -> SimpleNamespace | None:
+        return SimpleNamespace(args=("remove-is-idempotent",)) if name == "conformance" else None
+
+
+def test_a_case_that_does_not_exist_is_refused() -> None:
+    config = SimpleNamespace(getoption=lambda name: ["no-such-case"])
+    with pytest.raises(pytest.UsageError, match="there is no conformance case 'no-such-case'"):
+        pytest_collection_modifyitems(config, [Marked()])  # type: ignore[arg-type, list-item]
