@@ -12,7 +12,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from adapters.mariadb import log_capture, trigger_capture
-from adapters.mariadb.catalog import OWN_PREFIX, CatalogReader, SourceTable, SourceTables
+from adapters.mariadb.catalog import CatalogReader, SourceTable, SourceTables
 from adapters.mariadb.connection import Connection
 from adapters.mariadb.fetch import batches, select_of
 from adapters.mariadb.history import Capture, History
@@ -129,9 +129,6 @@ class MariaDBAdapter(Adapter):
         """Take all steps or, of a first installation that is refused on the way, none."""
         first = not self._capture.is_installed(connection)
         self._capture.check_rights(connection, tables)
-        if first:
-            # Whoever may not drop could not take back what a refusal in the middle leaves behind.
-            connection.execute(f"DROP TABLE IF EXISTS {OWN_PREFIX}_probe")
         try:
             self._take(connection, steps)
         except ConfigurationError:

@@ -30,6 +30,9 @@ from algebra.schema import RelationSchema
 META = f"{OWN_PREFIX}_meta"
 RELATIONS = f"{OWN_PREFIX}_relations"
 
+MAY_DROP = f"DROP TABLE IF EXISTS {OWN_PREFIX}_probe"
+"""The first step, and one without effect: who may not drop could not take back what a refusal leaves."""
+
 _TEXT = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 CREATE_META = (
     f"CREATE TABLE IF NOT EXISTS {META} (name VARCHAR(64) {_TEXT} PRIMARY KEY, value LONGTEXT {_TEXT}) "

@@ -33,6 +33,7 @@ from adapters.mariadb.connection import Connection
 from adapters.mariadb.history import (
     CREATE_META,
     CREATE_RELATIONS,
+    MAY_DROP,
     Capture,
     History,
     Installed,
@@ -121,7 +122,7 @@ class LogCapture(Capture):
             installed.require(self._source, LOG)
         steps = []
         if not installed.epoch:
-            steps += [CREATE_META, CREATE_RELATIONS, CREATE_MARKER]
+            steps += [MAY_DROP, CREATE_META, CREATE_RELATIONS, CREATE_MARKER]
             if installed.relations:
                 steps.append("DELETE FROM _lockstep_relations")
                 installed = Installed(installed.own)

@@ -45,6 +45,7 @@ from adapters.mariadb.catalog import SourceTable, SourceTables
 from adapters.mariadb.connection import Connection
 from adapters.mariadb.fetch import ResultColumn, Select, batches
 from adapters.mariadb.history import (
+    MAY_DROP,
     META,
     RELATIONS,
     Capture,
@@ -139,6 +140,7 @@ class TriggerCapture(Capture):
                 steps += layout.create_marker()
         else:
             # What an interrupted prepare or remove has left counts for nothing.
+            steps.append(MAY_DROP)
             steps += [layout.drop_trigger(name) for name in triggers if name != layout.MARK_TRIGGER]
             steps += [f"DROP TABLE {name}" for name in _log_tables(installed)]
             if RELATIONS in installed.own:

@@ -103,6 +103,9 @@ SAMPLES = (
 )  # fmt: skip
 
 
+LOGGED = ("unsigned-big", "single", "latin", "unpadded", "fixed-binary", "bit", "enum", "set", "time")
+
+
 class MariaDBWriter(SqlWriter):
     """An application with PyMySQL; made in the writer process."""
 
@@ -318,6 +321,8 @@ class MariaDBTriggerHarness(MariaDBHarness):
 
     quirks = replace(
         MariaDBHarness.quirks,
+        # Logs are read as tables are; what needs a decoder of its own in the binlog is not tried again.
+        samples=tuple(sample for sample in SAMPLES if sample.name in LOGGED),
         no_trimming="",
         no_drift={
             "drop-column": "MariaDB refuses writes to a table whose triggers name a column that is gone; "

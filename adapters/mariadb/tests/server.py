@@ -170,6 +170,8 @@ class MariaDBServer:
                 "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve",
                 "--innodb-log-file-size=16M", "--innodb-buffer-pool-size=64M",
             ],
+            # A server that starts removes temporary tables wherever it has its own, also those of others.
+            env={**os.environ, "TMPDIR": str(self._data)},
             capture_output=True, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
         if done.returncode:
