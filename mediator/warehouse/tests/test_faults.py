@@ -363,7 +363,7 @@ class Watcher:
     def _look(self) -> dict[str, tuple[int, int]]:
         found = {}
         for path in self.root.rglob("*"):
-            if path.is_file() and path.name != ".lock":
+            if path.is_file() and path.name not in (".lock", ".upkeep"):
                 status = path.stat()
                 found[str(path.relative_to(self.root))] = (status.st_size, status.st_mtime_ns)
         return found
