@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import duckdb
 import pytest
 
+from algebra.engines.contract import Start, ViewChange
+from algebra.plan import SweepPlan
 from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
 from lab.soak.deployment import Deployment, Settings, wait_until
 from lab.soak.proxy import FAIR, Weather
@@ -114,3 +117,32 @@ def test_credit_comes_back_although_nothing_is_installed(site: Site) -> None:
         wait_for(server, lambda mediator: mediator.channels["one"].owed >= 50)
     client.wait_for_version("v", 80)
     wait_for(server, lambda mediator: mediator.channels["one"].owed == 0)
+
+
+def test_a_batch_that_is_too_large_for_the_engine_is_tried_in_smaller_ones(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The view is right and must not pause; after a while batches are large again."""
+    server, client = site.mediator()
+    client.create_view("v", VIEW)
+    mediator = inside(server)
+    engine = mediator._state.engine
+    assemble = engine.assemble
+    refused: list[int] = []
+
+    def limited(plan: SweepPlan, starts: Sequence[Start], directory: Path | None) -> ViewChange:
+        rows = sum(start.deltas.num_rows for start in starts)
+        if rows > 8:
+            refused.append(rows)
+            raise duckdb.OutOfMemoryException("too many rows for a test")
+        return assemble(plan, starts, directory)
+
+    monkeypatch.setattr(engine, "assemble", limited)
+    with mediator.views["v"].installing:
+        for k in range(10, 60):
+            site.writers["one"].commit(f"INSERT INTO r VALUES ({k}, 1)")
+        wait_for(server, lambda found: len(found.views["v"].queue) == 50)
+    client.wait_for_version("v", 50)
+    assert refused[0] == 50
+    assert client.view("v").state == "maintained"
+    assert client.bag("v").total() == 52

@@ -5,6 +5,7 @@ Everything heavy is imported when a command runs.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -277,8 +278,8 @@ def soak(
         typer.Option("--source", metavar="KIND", help="A kind of source; repeatable. Default: all kinds."),
     ] = None,
     engine: Annotated[str, typer.Option(help="Where the mediator joins: duckdb, spark or auto.")] = "duckdb",
-    rate: Annotated[float, typer.Option(min=0.01, help="Faults per second, on average.")] = 1.0,
-    load: Annotated[float, typer.Option(min=0.1, help="Bursts of transactions per second and source.")] = 8.0,
+    rate: Annotated[float, typer.Option(min=0.01, help="Faults per second, on average.")] = 0.7,
+    load: Annotated[float, typer.Option(min=0.1, help="Bursts of transactions per second and source.")] = 3.0,
     folder: Annotated[
         Path | None, typer.Option("--dir", help="Work in this new or empty folder, and keep it.")
     ] = None,
@@ -290,6 +291,7 @@ def soak(
     sent nonsense. Nothing outside of the folder and the loopback interface is touched.
     """
     import shutil
+    import signal
     import tempfile
 
     from algebra.errors import ConfigurationError
@@ -308,6 +310,8 @@ def soak(
     place.mkdir(parents=True, exist_ok=True)
     from cli.output import console, emit_json, error_console
 
+    # Leave through every context manager, so that all children are stopped.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     progress = error_console()
     settings = Settings(place, kinds, engine, seed, load)
     result = Soak(

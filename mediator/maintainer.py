@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -176,6 +177,14 @@ class Maintainer:
                 self._state.stopped.wait(RETRY_SECONDS)
             case SourceUnavailableError():
                 log.warning("view %s waits: %s", view.name, error)
+            case duckdb.OutOfMemoryException() if process.taken > 1:
+                view.batch_cap = process.taken // 2
+                log.warning(
+                    "view %s: a batch of %d transactions needs more than embedded_memory, %d are tried next",
+                    view.name,
+                    process.taken,
+                    view.batch_cap,
+                )
             case LockstepError():
                 self._state.pause(view, error)
             case _:
@@ -291,6 +300,9 @@ class Maintainer:
                 size = sum(len(u) if isinstance(u, DeliveredRun) else 1 for u in updates)
                 counters.transactions += size
                 counters.batch_sizes.add(size)
+                view.batch_cap *= 2  # it fitted: back to larger ones, step by step
+                if view.batch_cap >= self._state.config.max_batch:
+                    view.batch_cap = 0
                 counters.rows += rows
                 counters.lags.extend((record.committed_at - u.observed_at).total_seconds() for u in updates)
         self._state.commit_seconds.add(time.monotonic() - started)

@@ -58,6 +58,8 @@ class MaintenanceProcess:
         self.view = view
         self.waits_for: Step = Take()
         self.began_at = self.asking_seconds = 0.0
+        self.taken = 0
+        """Transactions of the present batch."""
         self._epoch = view.epoch
         self._receives = not view.maintenance.takes_batches
         self._numbers = itertools.count(1)
@@ -130,6 +132,7 @@ class MaintenanceProcess:
 
     def take(self, batch: Sequence[DeliveredRun]) -> None:
         """Answer a `Take`."""
+        self.taken = sum(len(run) for run in batch)
         self._go_on(batch)
 
     def installed(self) -> None:

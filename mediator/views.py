@@ -64,6 +64,8 @@ class MaintainedView:
         """It is paused because a source's history is lost: reading the sources anew mends it."""
         self.subscription = 0
         """The number under which its local views are defined; an update with another one is not its own."""
+        self.batch_cap = 0
+        """Transactions that a batch may take, after one was too large for the engine; 0: no such cap."""
         self.parked = False
         """Its local views are not defined: what its sources do is left in their logs."""
         self.counters = ViewCounters()
@@ -110,7 +112,8 @@ class MaintainedView:
     def batch_limit(self, default: int) -> int:
         """How many transactions one batch of this view may take."""
         limit = self.spec.max_batch or default
-        return min(limit, self.maintenance.max_batch or limit)
+        limit = min(limit, self.maintenance.max_batch or limit)
+        return min(limit, self.batch_cap or limit)
 
 
 def decomposed(

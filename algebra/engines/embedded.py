@@ -330,7 +330,8 @@ def assembly_sql(
         counts = [f"n{start.node}.{COUNT}"]
         at = f"n{start.node}.{SEQUENCE}"
         valid: list[str] = []
-        for hop, rows in start.hops:
+        for hop, history in start.hops:
+            rows = _overlapping(history, start.deltas[SEQUENCE])
             target = f"n{hop.target}"
             on = [f"n{hop.origin}.{_quoted(a, dialect)} = {target}.{_quoted(b, dialect)}" for a, b in hop.on]
             joins.append(f"JOIN {name_of(rows)} AS {target} ON {' AND '.join(on) or 'TRUE'}")
@@ -355,6 +356,22 @@ def assembly_sql(
         f"SELECT {columns}, CAST(sum({COUNT}) AS BIGINT) AS {COUNT}, {VERSION} FROM ({union}) AS u "
         f"GROUP BY {grouped} HAVING sum({COUNT}) <> 0"
     )
+
+
+def _overlapping(history: Relation, sequence: pa.ChunkedArray) -> Relation:
+    """The rows of a history that hold at some time of these deltas, or all if that would not spare half.
+
+    A row that every waiting transaction changes has a history as long as the queue. Of it, only the part
+    within the batch matters; whole, such histories would multiply before their times are compared. Where
+    little would be spared, the history itself is the better answer: several starts share it.
+    """
+    if not len(sequence) or not history.num_rows:
+        return history
+    first, last = pc.min_max(sequence).values()
+    overlaps = pc.and_(pc.less_equal(history[LOW], last), pc.greater(history[HIGH], first))
+    if 2 * pc.sum(overlaps).as_py() > history.num_rows:
+        return history
+    return history.filter(overlaps)
 
 
 def extent_sql(query: AssemblyQuery, sources: Sequence[str], *, counted: bool, dialect: str) -> str:

@@ -141,7 +141,9 @@ class Deployment:
     def start_wrapper(self, source: Source) -> None:
         """Start a source's wrapper; the proxy leads to it as soon as it listens."""
         child = self._start(
-            f"wrapper {source.name}", "cli.main", ["wrapper", str(self.file), "--source", source.name]
+            f"wrapper {source.name}",
+            "cli.main",
+            ["wrapper", str(self.file), "--source", source.name, "--supervised"],
         )
         if (found := self._ready(child, LISTENING)) is not None:
             self.proxies[source.name].target = f"{found['host']}:{found['port']}"
@@ -152,7 +154,7 @@ class Deployment:
             for source in self.sources
             for word in ("--source-address", f"{source.name}={self.proxies[source.name].address}")
         ]
-        child = self._start("mediator", "cli.main", ["mediator", str(self.file), *addresses])
+        child = self._start("mediator", "cli.main", ["mediator", str(self.file), "--supervised", *addresses])
         if (found := self._ready(child, LISTENING)) is not None:
             self.address = f"{found['host']}:{found['port']}"
 

@@ -57,6 +57,7 @@ class Injector:
         self.bad_inputs: Counter[str] = Counter()
         self.errors: list[str] = []
         self._held: set[str] = set()
+        self._is_down = False
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -113,9 +114,12 @@ class Injector:
         }
         held, work = works[verb]
         with self._lock:
-            if held and held in self._held:
+            # One process at a time is down: else, on a busy machine, nothing would ever be up to be tested.
+            if held in self._held or (verb == "kill" and self._is_down):
                 return
-            self._held.add(held)
+            if held:
+                self._held.add(held)
+            self._is_down = self._is_down or verb == "kill"
         self.counts[kind] += 1
         self._on_fault(kind)
 
@@ -127,6 +131,7 @@ class Injector:
             finally:
                 with self._lock:
                     self._held.discard(held)
+                    self._is_down = self._is_down and verb != "kill"
 
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(target=run, name=kind, daemon=True)
