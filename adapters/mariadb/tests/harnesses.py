@@ -7,7 +7,7 @@ the rights which the documentation asks for, and no others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import date, datetime, time
@@ -26,9 +26,7 @@ from adapters.conformance import (
     RetypeColumn,
     Sample,
     SchemaChange,
-    SqlWriter,
     Stored,
-    Transaction,
     Writer,
     alter_table,
     altered,
@@ -37,6 +35,7 @@ from adapters.conformance import (
 from adapters.conformance.operations import Row
 from adapters.mariadb.adapter import MariaDBAdapter
 from adapters.mariadb.sql import quote
+from adapters.mariadb.tests.deadlocks import PatientWriter
 from adapters.mariadb.tests.server import missing, shared_server
 from adapters.spi import Adapter, SourceConfig
 from algebra.schema import Column, RelationSchema
@@ -54,7 +53,6 @@ DECLARED = {
     pa.timestamp("us", "UTC"): "TIMESTAMP(6)",
 }
 
-DEADLOCK = 1213
 """The server has rolled the transaction back; an application tries again."""
 
 SECRET = "wrapper's secret"
@@ -106,7 +104,7 @@ SAMPLES = (
 LOGGED = ("unsigned-big", "single", "latin", "unpadded", "fixed-binary", "bit", "enum", "set", "time")
 
 
-class MariaDBWriter(SqlWriter):
+class MariaDBWriter(PatientWriter):
     """An application with PyMySQL; made in the writer process."""
 
     placeholder = "%s"
@@ -120,17 +118,6 @@ class MariaDBWriter(SqlWriter):
         )  # fmt: skip
         # Without a key a row is found by reading all; this way the others are not kept locked.
         self.sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-
-    def run(self, transactions: Iterable[Transaction]) -> None:
-        for transaction in transactions:
-            while True:
-                try:
-                    super().run([transaction])
-                    break
-                except pymysql.err.OperationalError as error:
-                    if error.args[0] != DEADLOCK:
-                        raise
-                    self.rollback()
 
     def sql(self, statement: str, parameters: Sequence[Any] = ()) -> int:
         with self._connection.cursor() as cursor:

@@ -131,16 +131,26 @@ class PostgresServer:
 
     def drop_database(self, name: str) -> None:
         """Drop a database with all its connections and replication slots."""
-        with self.connect() as connection:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
-            )
-            connection.execute(
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-                " WHERE database = %s AND NOT temporary",
-                [name],
-            )
-            connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        for last in (False, False, False, True):
+            with self.connect() as connection:
+                try:
+                    self._drop_database(connection, name)
+                    return
+                except (psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
+                    # An adapter that is being closed connected once more, or a temporary slot has just gone.
+                    if last:
+                        raise
+
+    def _drop_database(self, connection: psycopg.Connection, name: str) -> None:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s", [name]
+        )
+        connection.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+            " WHERE database = %s AND NOT temporary",
+            [name],
+        )
+        connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def _run(self, program: str, *arguments: str) -> None:
         account = self._account

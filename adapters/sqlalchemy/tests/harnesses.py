@@ -40,6 +40,7 @@ from adapters.conformance import (
 )
 from adapters.conformance.case import CaseSkipped
 from adapters.conformance.samples import Sample
+from adapters.mariadb.tests.deadlocks import PatientWriter
 from adapters.mariadb.tests.server import INSTALL as MARIADB_INSTALL
 from adapters.mariadb.tests.server import MariaDBServer, find
 from adapters.postgresql.tests.server import PostgresServer, why_not
@@ -394,7 +395,7 @@ def mariadb() -> MariaDBServer:
     return server
 
 
-class MariaDBWriter(SqlWriter):
+class MariaDBWriter(PatientWriter):
     """An application with PyMySQL."""
 
     placeholder = "%s"
