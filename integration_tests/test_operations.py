@@ -64,7 +64,7 @@ def test_a_drained_deployment_goes_on_and_a_copy_of_its_warehouse_does_too(deplo
     before = deployment.output("mediator").count("listening")
     deployment.start(f"wrapper {deployment.sources[0].name}")
     deployment.start("mediator")
-    assert deployment.output("mediator").count("listening") == before + 1
+    assert wait_until(lambda: deployment.output("mediator").count("listening") == before + 1, PATIENCE)
     journals = rest(deployment, reader, view)
     newest, _ = reader.state(view)
     verdict = check(view, journals, reader.state(view, 0)[1], reader.changes(view, newest), {})  # type: ignore[arg-type]
