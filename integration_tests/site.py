@@ -44,6 +44,8 @@ class Site:
         )
         self.proxies = {name: Proxy() for name in self.configs}
         self.wrappers: dict[str, WrapperServer] = {}
+        self.server: MediatorServer | None = None
+        """The mediator that was started last."""
         for name in self.configs:
             stack.callback(self.proxies[name].close)
             self.start_wrapper(name)
@@ -63,7 +65,7 @@ class Site:
             {name: proxy.address for name, proxy in self.proxies.items()},
             **{"keepalive_seconds": 0.5, **self._settings, **settings},
         )
-        server = MediatorServer(config)
+        self.server = server = MediatorServer(config)
         client = Client(server.start(), timeout=PATIENCE)
         self._stack.callback(client.close)
         self._stack.callback(server.stop, 0)

@@ -6,6 +6,8 @@ The sources' wrappers run on while their databases are replaced, or lose their c
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -31,26 +33,32 @@ def restore(site: Site, further: int) -> Counter[tuple[int, ...]]:
     path = site.directory / "one.db"
     backup = site.directory / "backup.db"
     site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
-    inside_copy(path, backup)
+    copy_database(path, backup)
     for k in range(4, 7):
         site.writers["one"].commit(f"INSERT INTO r VALUES ({k}, 1)")
+    assert site.server is not None
+    # Else it would be at a transaction that the copy has too, and could go on there without any loss.
+    wait_for(site.server, lambda mediator: mediator.views["v"].version == 4)
     with sqlite3.connect(backup, isolation_level=None) as connection:
         for k in range(100, 100 + further):
             connection.execute("INSERT INTO r VALUES (?, 2)", (k,))
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
+    put_in_place(site, backup)
+    return ROWS + Counter([(3, 1, 10), *((k, 2, 20) for k in range(100, 100 + further))])
+
+
+def put_in_place(site: Site, backup: Path) -> None:
+    """The copy becomes source `one`; its writer is gone."""
+    path = site.directory / "one.db"
     site.writers["one"].__exit__(None, None, None)
     backup.replace(path)
     for suffix in ("-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
-    return ROWS + Counter([(3, 1, 10), *((k, 2, 20) for k in range(100, 100 + further))])
 
 
-def inside_copy(path: Path, backup: Path) -> None:
+def copy_database(path: Path, backup: Path) -> None:
     """A copy by SQLite's own means, made by a process of its own, as an operator would."""
-    import subprocess
-    import sys
-
     program = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('VACUUM INTO ?', [sys.argv[2]])"
     subprocess.run([sys.executable, "-c", program, str(path), str(backup)], check=True)
 
@@ -150,3 +158,23 @@ def test_updates_of_a_paused_view_are_not_collected(site: Site) -> None:
     site.writers["one"].commit("DELETE FROM r WHERE k = 10")
     client.wait_for_version("v", client.view("v").version + 1 if client.bag("v")[(10, 1, 10)] else 1)
     assert from_ipc(client.verify("v").arrow).num_rows == 0
+
+
+def test_a_value_that_does_not_fit_pauses_the_view_with_the_reason(site: Site) -> None:
+    """The stream goes on: it must not be opened again and again only to fail at the same value."""
+    server, client = site.mediator()
+    client.create_view("v", VIEW)
+    connected = inside(server).channels["one"].since
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 'three')")
+    wait_for(server, lambda mediator: bool(mediator.views["v"].problem))
+    paused = client.view("v")
+    assert paused.state == "paused"
+    assert "r.x holds a value that is not int64" in paused.problem
+    assert client.bag("v") == ROWS, "readable"
+    site.writers["two"].commit("UPDATE s SET y = 22 WHERE x = 2")
+    site.writers["one"].commit("UPDATE r SET x = 1 WHERE k = 3")
+    client.refresh("v")
+    site.writers["one"].commit("INSERT INTO r VALUES (4, 2)")
+    wait_for(server, lambda _: client.bag("v").total() == 4)
+    assert client.bag("v") == Counter([(1, 1, 10), (2, 2, 22), (3, 1, 10), (4, 2, 22)])
+    assert inside(server).channels["one"].since == connected

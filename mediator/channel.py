@@ -179,6 +179,8 @@ class SourceChannel:
         self._owed = 0
         self._parts: list[pb.Update] = []
         self._heard_at: datetime.datetime | None = None
+        self._failure = ""
+        """What the wrapper said that failed on this stream; the reason if it ends the stream then."""
         self._backoff = backoff or Backoff(FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
         self._lock = threading.Condition()
         self._outgoing: queue.SimpleQueue[pb.ExchangeRequest | None] = queue.SimpleQueue()
@@ -388,10 +390,11 @@ class SourceChannel:
                 self._send(pb.ExchangeRequest(credit=pb.Credit(rows=self._owed)))
                 self._owed = 0
 
-    def delivered(self, local_view: str) -> Position:
-        """Every change of the local view up to here has been delivered."""
+    def delivered(self, local_view: str, subscription: int) -> Position | None:
+        """Every change of the local view up to here has been delivered; None under another subscription."""
         with self._lock:
-            return self._defined[local_view].delivered
+            defined = self._defined.get(local_view)
+            return defined.delivered if defined and defined.subscription == subscription else None
 
     def wait_delivered(self, local_view: str, position: Position, timeout: float) -> None:
         """Return when every change of the local view up to the position has been delivered."""
@@ -446,7 +449,7 @@ class SourceChannel:
                 self.counters.bytes_received += response.ByteSize()
                 self._heard_at = now()
                 self._handle(response, outgoing)
-            self._disconnected("the wrapper ended the stream")
+            self._disconnected(self._failure or "the wrapper ended the stream")
         finally:
             outgoing.put(None)
             call.cancel()
@@ -481,7 +484,7 @@ class SourceChannel:
             self._reported = ORIGIN
             self._parts.clear()
             self._owed = 0
-            self._backoff.reset()
+            self._failure = ""
             self.capabilities = attached.capabilities
             self.state, self.since, self.problem = "connected", now(), ""
             self._send(pb.ExchangeRequest(credit=pb.Credit(rows=self._credit_rows)))
@@ -546,6 +549,7 @@ class SourceChannel:
                     f"source {self.source!r} went back from {self._reported} to {position}"
                 )
             self._reported = position
+            self._backoff.reset()  # not before: a wrapper may attach well, and fail at the source each time
             for defined in self._defined.values():
                 if defined.reported:
                     defined.delivered = max(defined.delivered, position)
@@ -658,5 +662,5 @@ class SourceChannel:
         else:
             if isinstance(found, SourceUnavailableError):
                 self._set_state("unavailable", error.message)
-            self.problem = error.message
+            self._failure = self.problem = error.message
             log.warning("source %s: %s", self.source, error.message)

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from algebra.assembly import VERSION
 from algebra.errors import LockstepError, SourceUnavailableError, StorageError
 from algebra.position import Position
+from mediator.acknowledgements import Acknowledgements
 from mediator.maintenance.contract import Install, Settle, Take, Update
 from mediator.process import MaintenanceProcess
 from mediator.state import MediatorState
@@ -53,10 +54,12 @@ class Maintainer:
         self._processes: dict[str, MaintenanceProcess] = {}
         self._round: dict[str, MaintenanceProcess] = {}
         """Processes that took a batch of the present round. Their views' `installing` is held."""
+        self._acknowledgements = Acknowledgements(state)
 
     def run(self) -> None:
         """Carry out what is due until the mediator stops."""
         while not self._state.stopped.is_set():
+            self._acknowledgements.look()
             with self._state.changed:
                 due = self._due()
                 if not due:
@@ -312,22 +315,9 @@ class Maintainer:
             for source, positions in _positions(updates).items():
                 what = f"view {view.name} shows, at version {view.version}"
                 log_transactions(log, what, source, positions, view=view.name, version=view.version)
-        self._acknowledge()
-        return True
-
-    def _acknowledge(self) -> None:
-        """Tell each source what is committed for all views, and give it room for more."""
-        with self._state.changed:
-            held = self._state.holds > 0 or bool(self._state.detached)
-            committed: dict[str, Position] = {}
-            for view in self._state.views.values():
-                for source, position in view.vector.items():
-                    known = committed.get(source)
-                    committed[source] = position if known is None else min(known, position)
         self._state.give_room()
-        if not held:
-            for source, position in committed.items():
-                self._state.channels[source].acknowledge(position)
+        self._acknowledgements.tell()
+        return True
 
 
 def _version_rows(view: MaintainedView, batch: Iterable[DeliveredRun]) -> list[VersionRow]:

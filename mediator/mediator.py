@@ -204,7 +204,8 @@ class Mediator:
     def _attach(self, stored: StoredView) -> None:
         spec = spec_from_json(stored.spec)
         newest = self.warehouse.newest(stored.name)
-        view = MaintainedView(spec, self.explain(spec), newest.version, newest.vector)
+        resume_from = self.warehouse.resume_from(stored.name)
+        view = MaintainedView(spec, self.explain(spec), newest.version, newest.vector, resume_from)
         if not view.plan.query.schema.equals(stored.schema):
             raise SchemaChangedError(f"the columns of view {stored.name!r} are no longer what they were")
         self._register(view)

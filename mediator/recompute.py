@@ -90,9 +90,11 @@ class Recomputer:
             version = view.version + 1
             row = VersionRow(version, "", Position(0), vector, now())
             install = ViewInstall(name, [row], table=_tagged(change, version))
+            if any(vector[source] < position for source, position in view.noted.items()):
+                self._state.warehouse.forget_reached(name)
             newest = self._state.warehouse.install([install])[name]
             with self._state.changed:
-                view.version, view.vector = newest.version, dict(newest.vector)
+                view.reloaded(newest.version, newest.vector)
                 view.queue.rebase(version, vector)
                 view.epoch += 1
                 # It may have been paused meanwhile; what it lacked then is in what was read.

@@ -56,14 +56,15 @@ class MediatorState:
             self.changed.notify_all()
 
     def follow(self, view: MaintainedView) -> None:
-        """Have the changes of a view's local views reported, from its vector on; its queue is emptied."""
+        """Have the changes of a view's local views reported, after its version; its queue is emptied."""
         with self.changed:
             view.queue.clear(view.version)
             view.subscription = next(_SUBSCRIPTIONS)
             view.parked = False
+            after = view.resume_from
         for source in view.sources:
             local_views = [local for local in view.local_views if local.source == source]
-            self.channels[source].define(local_views, view.vector[source], view.subscription)
+            self.channels[source].define(local_views, after[source], view.subscription)
 
     def park(self, view: MaintainedView) -> None:
         """Leave a view's updates in its sources' logs, and forget those that wait; `follow` takes it up.

@@ -55,10 +55,13 @@ class MaintainedView:
         decomposition: Decomposition,
         version: int,
         vector: Mapping[str, Position],
+        resume_from: Mapping[str, Position] | None = None,
     ) -> None:
         self.spec = spec
         self.version = version
         self.vector = dict(vector)
+        self.noted = dict(resume_from or vector)
+        """Up to where it has missed nothing, by source, as the warehouse remembers; see `resume_from`."""
         self.problem = ""
         self.lost_history = False
         """It is paused because a source's history is lost: reading the sources anew mends it."""
@@ -98,6 +101,15 @@ class MaintainedView:
     @property
     def sources(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(local.source for local in self.local_views))
+
+    @property
+    def resume_from(self) -> dict[str, Position]:
+        """From where each source's changes are still needed; what came before may have been trimmed."""
+        return {source: max(position, self.noted[source]) for source, position in self.vector.items()}
+
+    def reloaded(self, version: int, vector: Mapping[str, Position]) -> None:
+        """It was read anew: its sources may have another history, so what was noted before says nothing."""
+        self.version, self.vector, self.noted = version, dict(vector), dict(vector)
 
     @property
     def is_followed(self) -> bool:

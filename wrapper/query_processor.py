@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -24,6 +24,7 @@ import pyarrow as pa
 from adapters.spi import Adapter, Changes, Snapshot
 from algebra.engines.embedded import EmbeddedEngine
 from algebra.errors import (
+    DataError,
     LimitExceededError,
     LockstepError,
     RefusedError,
@@ -42,7 +43,7 @@ from wrapper.message_queue import OrderMessageQueue, WrapperMessageQueue
 from wrapper.metrics import WrapperCounters
 from wrapper.order_assignment import OrderAssignment
 from wrapper.term_processor import TermProcessor
-from wrapper.update_processor import ReportedView, UpdateProcessor
+from wrapper.update_processor import DeltaIS, ReportedView, UpdateProcessor
 
 log = logging.getLogger(__name__)
 
@@ -284,10 +285,12 @@ class QueryProcessor:
         changes = self._changes(session, snapshot)
         if changes is None:
             return
-        deltas = {
-            name: self._updates.delta_is(reported, changes, snapshot)
-            for name, reported in session.views.items()
-        }
+        deltas: dict[str, DeltaIS] = {}
+        for name, reported in list(session.views.items()):
+            try:
+                deltas[name] = self._updates.delta_is(reported, changes, snapshot)
+            except DataError as error:
+                self._lose(session, [name], error)
         for reported in session.views.values():
             reported.cursor = max(reported.cursor, snapshot.position)
         session.credit -= session.order.send_update(changes, deltas, snapshot.position, observed_at)
@@ -299,17 +302,21 @@ class QueryProcessor:
             self._last_sent = time.monotonic()
 
     def _changes(self, session: Session, snapshot: Snapshot) -> Changes | None:
-        """What happened since the furthest-back cursor; a view whose history is gone is dropped."""
+        """What happened since the furthest-back cursor; views whose history cannot be read are lost."""
         while session.views:
             after = min(reported.cursor for reported in session.views.values())
             try:
                 return snapshot.changes(after)
-            except ResyncRequiredError as error:
-                behind = [name for name, r in session.views.items() if r.cursor == after]
-                for name in behind:
-                    del session.views[name]
-                    session.order.send_error(error.reason, error.message, local_view=name)
+            except (ResyncRequiredError, DataError) as error:
+                self._lose(session, [name for name, r in session.views.items() if r.cursor == after], error)
         return None
+
+    @staticmethod
+    def _lose(session: Session, names: Sequence[str], error: LockstepError) -> None:
+        """These local views cannot be reported any more; the mediator is told why, and the others go on."""
+        for name in names:
+            del session.views[name]
+            session.order.send_error(error.reason, error.message, local_view=name)
 
     def _answer(self, session: Session, query: pb.MaintenanceQuery, snapshot: Snapshot) -> None:
         reported = session.views.get(query.local_view)

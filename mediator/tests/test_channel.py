@@ -36,6 +36,8 @@ class ScriptedWrapper(wrapper_pb2_grpc.WrapperServiceServicer):
         self.requests: queue.SimpleQueue[pb.ExchangeRequest] = queue.SimpleQueue()
         self.confirms = True
         """It says at once that it has taken up a local view."""
+        self.parting: pb.ExchangeResponse | None = None
+        """What it says before it ends the stream, if it is to end it."""
 
     def DescribeSource(
         self, request: pb.DescribeSourceRequest, context: grpc.ServicerContext
@@ -59,6 +61,9 @@ class ScriptedWrapper(wrapper_pb2_grpc.WrapperServiceServicer):
             if request.WhichOneof("message") in ("define", "query"):
                 while not self.script.empty():
                     yield self.script.get()
+                if self.parting is not None:
+                    yield self.parting
+                    return
 
 
 @dataclass
@@ -253,3 +258,19 @@ def test_local_views_are_defined_together(setup: Setup) -> None:
         if request.WhichOneof("message") == "define":
             found.append((request.define.local_view.name, request.define.more))
     assert found == [("v.s", True), ("v.s.2", False)]
+
+
+def test_a_stream_that_fails_each_time_is_opened_ever_more_rarely_and_tells_why(setup: Setup) -> None:
+    """That it attached is no success: a wrapper may fail at its source each time."""
+    failure = pb.ExchangeError(reason="CONFIGURATION", message="no right to read")
+    setup.wrapper.parting = pb.ExchangeResponse(error=failure)
+    setup.channel.define([VIEW], Position(2))
+    with setup.channel._lock:
+        assert setup.channel._lock.wait_for(
+            lambda: setup.channel._backoff._failures >= 3 and setup.channel.state == "connecting", 30
+        )
+        assert setup.channel.problem == "no right to read"
+    setup.wrapper.parting = None
+    setup.wrapper.script.put(progress(3))
+    setup.channel.wait_delivered(VIEW.name, Position(3), 30)
+    assert setup.channel._backoff._failures == 0

@@ -114,7 +114,9 @@ def test_a_lie_ends_the_stream_and_changes_no_view(setup: Setup, lie: str) -> No
     setup.channel.define([VIEW], Position(2))
     assert wait_for_problem(setup) == problem
     assert setup.updates == []
-    assert setup.channel.delivered(VIEW.name) == Position(2), "it is asked for again from where it was right"
+    assert setup.channel.delivered(VIEW.name, 0) == Position(2), (
+        "it is asked for again from where it was right"
+    )
 
 
 def test_damaged_rows_end_the_stream(setup: Setup) -> None:  # noqa: F811

@@ -21,6 +21,7 @@ from pathlib import Path
 from algebra.errors import AlreadyExistsError, DataError, NotFoundError
 from mediator.warehouse.format import FORMAT_FILE, check_format
 from mediator.warehouse.lock import held_upkeep
+from mediator.warehouse.reached import REACHED_FILE
 from mediator.warehouse.warehouse import Warehouse
 
 _LOG = "_delta_log"
@@ -59,8 +60,7 @@ def _copy(root: Path, target: Path) -> None:
 
 def _in_order(root: Path) -> Iterator[Path]:
     """Every file of the warehouse, in the order in which it must be copied."""
-    if (root / FORMAT_FILE).exists():
-        yield root / FORMAT_FILE
+    yield from (root / name for name in (FORMAT_FILE, REACHED_FILE) if (root / name).exists())
     views = sorted(path for path in (root / "data").glob("*/*") if path.is_dir())
     for table in (root / "versions", root / "views", *views):
         yield from sorted(path for path in (table / _LOG).glob("*") if not path.name.endswith(".tmp"))

@@ -14,16 +14,16 @@ from pathlib import Path
 from algebra.errors import ConfigurationError
 from mediator.warehouse.steps import Steps
 
-FORMAT = 1
+FORMAT = 2
 """What this program reads and writes. Raise it with every change that an older program would misread."""
 FORMAT_FILE = "format.json"
 
 
 def _nothing_to_do(root: Path) -> None:
-    """From 0 to 1: the same tables; 0 did not write its number."""
+    """0 did not write its number; 1 has no `reached.json`, and none is as good as an empty one."""
 
 
-UPGRADES: Mapping[int, Callable[[Path], None]] = {0: _nothing_to_do}
+UPGRADES: Mapping[int, Callable[[Path], None]] = {0: _nothing_to_do, 1: _nothing_to_do}
 """For each older format, what turns a warehouse into the next one; cut off, it is called again."""
 
 

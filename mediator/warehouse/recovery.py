@@ -34,6 +34,7 @@ def recover(store: Store) -> None:
         for data in live:
             _remove_orphans(store, data)
         with store.steps("recover.delete"):
+            store.reached.delete_remains()
             for data in live:
                 _delete(store, data.changes.loose_files())
                 _delete(store, data.state.loose_files())

@@ -16,6 +16,7 @@ from mediator.warehouse.definitions import Definitions, new_view
 from mediator.warehouse.disk import Disk
 from mediator.warehouse.duck import Duck
 from mediator.warehouse.graveyard import Graveyard, delete
+from mediator.warehouse.reached import Reached
 from mediator.warehouse.records import StoredView, VersionRecord
 from mediator.warehouse.scan import ViewSnapshot
 from mediator.warehouse.steps import Steps
@@ -46,6 +47,7 @@ class Store:
         self.graveyard = Graveyard(grace_seconds, time.monotonic)
         self.versions = Versions(root / "versions", disk, self.duck)
         self.definitions = Definitions(root / "views", disk, self.duck)
+        self.reached = Reached(root, disk)
         self.names: dict[str, StoredView] = {}
         self.guarded: set[Path] = set()
         self._data: dict[str, ViewData] = {}
@@ -63,6 +65,7 @@ class Store:
         with self.lock:
             self.versions.load()
             self.definitions.load()
+            self.reached.load()
             self._data = {}
             self.names = {
                 view.name: view

@@ -15,6 +15,7 @@ nobody looks at them, and `recover` removes what a crash left, before its versio
     ROOT/.lock                         the one writer
     ROOT/.upkeep                       held by who merges and deletes files, or by who copies them
     ROOT/format.json                   the version of this layout
+    ROOT/reached.json                  how far views have missed nothing, beyond their vectors
     ROOT/versions/                     every visible version of every view
     ROOT/views/                        definitions, newest row wins
     ROOT/data/NAME-ID/changes/         columns, _count, _version
@@ -39,6 +40,7 @@ from mediator.warehouse.disk import Disk
 from mediator.warehouse.format import check_format
 from mediator.warehouse.graveyard import Pin
 from mediator.warehouse.lock import WriterLock, upkeep_allowed
+from mediator.warehouse.reached import Reach
 from mediator.warehouse.records import CompactResult, StoredView, VersionRecord, VersionRow, ViewInstall
 from mediator.warehouse.recovery import recover
 from mediator.warehouse.scan import Scan, ViewSnapshot, bag_scan, visible_scan
@@ -181,6 +183,29 @@ class Warehouse:
     def vector(self, view: str) -> Mapping[str, Position]:
         """{source: position} that the view's newest version reflects."""
         return self._store.newest(view).vector
+
+    def resume_from(self, view: str) -> dict[str, Position]:
+        """From where each source's changes are still needed: the vector, or later if nothing was missed."""
+        with self._store.lock:
+            newest = self._store.newest(view)
+            return self._store.reached.positions(self._store.view(view).view_id, newest.vector)
+
+    def note_reached(self, reached: Mapping[str, Mapping[str, Reach]]) -> None:
+        """Remembers how far these views have missed nothing, by source, and forgets what it knew of them.
+
+        When this returns it survives a crash, so sources may be told. `resume_from` tells it while the view's
+        vector is at the start of the reach.
+        """
+        with self._writing():
+            ids = {name: view.view_id for name, view in self._store.names.items()}
+            noted = {ids[name]: reaches for name, reaches in reached.items() if name in ids}
+            self._store.reached.update(noted, set(ids.values()))
+
+    def forget_reached(self, view: str) -> None:
+        """Takes out what was noted of a view: a source went back behind it."""
+        with self._writing():
+            view_id = self._store.view(view).view_id
+            self._store.reached.update({view_id: {}}, {view.view_id for view in self._store.names.values()})
 
     def history(self, view: str, limit: int = 0) -> list[VersionRecord]:
         """The view's versions, newest first; `limit` 0 means all."""

@@ -20,7 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from algebra.position import Position
 from mediator.warehouse import ViewInstall, Warehouse, upkeep
+from mediator.warehouse.reached import Reach
 from mediator.warehouse.tests.builders import SCHEMA, Bag, at, change, counted, row
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -96,6 +98,10 @@ def maintain(warehouse: Warehouse) -> None:
     warehouse.maintain()
 
 
+def note(warehouse: Warehouse) -> None:
+    warehouse.note_reached({"left": {"shop": Reach(warehouse.vector("left")["shop"], Position(77))}})
+
+
 def visible(warehouse: Warehouse) -> Visible:
     return {
         view.name: (warehouse.newest(view.name).version, at(warehouse, view.name))
@@ -110,6 +116,7 @@ NEW: dict[Callable[[Warehouse], None], Visible] = {
     drop: {"right": OLD["right"]},
     compact: OLD,
     maintain: OLD,
+    note: OLD,
 }
 
 
@@ -154,6 +161,7 @@ def check_clean(warehouse: Warehouse) -> None:
             DeltaTable(str(folder / "changes")).to_pyarrow_table(columns=["_version"])["_version"].to_pylist()
         )
         assert max(rows, default=0) <= newest
+    assert not list(warehouse.root.glob("*.tmp"))
     tables = [warehouse.root / "versions", warehouse.root / "views"]
     tables += [table for folder in folders.values() for table in folder.iterdir()]
     for table in tables:
@@ -288,7 +296,7 @@ def test_a_view_is_made_from_staged_files_after_a_failure(tmp_path: Path) -> Non
         check_clean(warehouse)
 
 
-OPERATIONS = [install, create, drop, compact, maintain]
+OPERATIONS = [install, create, drop, compact, maintain, note]
 
 _KILLED = """
 import os, sys
@@ -330,6 +338,32 @@ def test_a_process_killed_at_every_step(
     if operation is install:
         last_link = [i for i, step in enumerate(steps) if step.startswith("after log.link")][-1]
         assert outcomes == [i >= last_link for i in range(len(steps))], "visible by one link"
+
+
+def test_what_was_noted_is_there_whole_or_not_at_all(prepared: Path, tmp_path: Path) -> None:
+    found = {}
+    for step in (
+        "before reached.write",
+        "after reached.write",
+        "before reached.commit",
+        "after reached.commit",
+    ):
+        root = shutil.copytree(prepared, tmp_path / step.replace(" ", "-"))
+        fault = Fault()
+        with Warehouse(root, durable=False, fault=fault) as warehouse:
+            vector = warehouse.vector("left")["shop"]
+            fault.arm(step)
+            with pytest.raises(Broken):
+                note(warehouse)
+        with Warehouse(root, durable=False) as warehouse:
+            found[step] = warehouse.resume_from("left")["shop"]
+            note(warehouse)
+            assert warehouse.resume_from("left")["shop"] == Position(77)
+            assert warehouse.resume_from("right") == warehouse.vector("right")
+            install(warehouse)
+            assert warehouse.resume_from("left") == warehouse.vector("left"), "it is somewhere else now"
+    assert found.pop("after reached.commit") == Position(77)
+    assert set(found.values()) == {vector}
 
 
 @dataclass

@@ -28,7 +28,7 @@ def test_a_new_warehouse_carries_its_format(root: Path) -> None:
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_newer_format_is_refused_and_left_alone(root: Path, read_only: bool) -> None:
     (root / "format.json").write_text('{"format": 99}')
-    with pytest.raises(ConfigurationError, match=r"has format 99, .* up to 1: use the newer Lockstep"):
+    with pytest.raises(ConfigurationError, match=r"has format 99, .* up to 2: use the newer Lockstep"):
         Warehouse(root, read_only)
     assert json.loads((root / "format.json").read_text()) == {"format": 99}
 

@@ -1,0 +1,103 @@
+"""How far views have missed nothing, beyond their vectors: what lets sources trim behind a quiet view.
+
+A record (F, P) of a view and a source says: whoever is at F has missed nothing up to P. It counts only while
+the view's vector is exactly at F, so a record that is too old says nothing, and can say nothing wrong.
+
+Reference: docs/adr/0021-a-quiet-view-holds-back-nobody.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from algebra.errors import ConfigurationError
+from algebra.position import Position
+from mediator.warehouse.disk import Disk
+
+REACHED_FILE = "reached.json"
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Whoever is at `start` has missed nothing up to `end`."""
+
+    start: Position
+    end: Position
+
+    def applies_to(self, position: Position) -> bool:
+        """Whether that position is the start: the same place of the same history."""
+        return (position.ordinal, position.token) == (self.start.ordinal, self.start.token)
+
+
+Reaches = Mapping[str, Mapping[str, Reach]]
+"""By view (its id) and source."""
+
+
+class Reached:
+    """The records of all views, in memory and on disk. The warehouse's lock guards it."""
+
+    def __init__(self, root: Path, disk: Disk) -> None:
+        self._path = root / REACHED_FILE
+        self._disk = disk
+        self._reaches: dict[str, dict[str, Reach]] = {}
+
+    def load(self) -> None:
+        """Reads the file; none is as good as an empty one."""
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            self._reaches = {
+                view: {
+                    source: Reach(Position(*start), Position(*end))
+                    for source, (start, end) in reaches.items()
+                }
+                for view, reaches in found.items()
+            }
+        except FileNotFoundError:
+            self._reaches = {}
+        except (ValueError, TypeError, AttributeError):
+            raise ConfigurationError(
+                f"{self._path} cannot be read; remove it: views whose history was trimmed are then read anew"
+            ) from None
+
+    def positions(self, view_id: str, vector: Mapping[str, Position]) -> dict[str, Position]:
+        """From where a view with that vector goes on, by source."""
+        reaches = self._reaches.get(view_id, {})
+        return {
+            source: reaches[source].end
+            if source in reaches and reaches[source].applies_to(position)
+            else position
+            for source, position in vector.items()
+        }
+
+    def update(self, reaches: Reaches, living: Collection[str]) -> None:
+        """Writes these views' records, keeps those of other living views; it all survives a crash then."""
+        kept = {
+            view: dict(found)
+            for view, found in {**self._reaches, **reaches}.items()
+            if found and view in living
+        }
+        if kept == self._reaches:
+            return
+        content = {
+            view: {
+                source: [[reach.start.ordinal, reach.start.token], [reach.end.ordinal, reach.end.token]]
+                for source, reach in of_view.items()
+            }
+            for view, of_view in kept.items()
+        }
+        temporary = self._path.with_suffix(".tmp")
+        with self._disk.steps("reached.write"):
+            temporary.unlink(missing_ok=True)
+            self._disk.write(temporary, json.dumps(content).encode())
+        with self._disk.steps("reached.commit"):
+            os.replace(temporary, self._path)
+            self._disk.sync([self._path.parent])
+        self._reaches = kept
+
+    def delete_remains(self) -> None:
+        """Deletes what a write that was cut off has left."""
+        self._path.with_suffix(".tmp").unlink(missing_ok=True)
