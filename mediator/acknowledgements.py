@@ -48,38 +48,38 @@ class Acknowledgements:
         if self._clock() - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = self._clock()
+        # The lock is held while it is written: no view may be read anew meanwhile from another history.
         with self._state.changed:
-            if self._state.holds:
-                return
-            views = list(self._state.views.values())
-            reached = {view.name: self._reached(view) for view in views}
-            before = self._needed({view.name: view.resume_from for view in views})
-            after = self._needed(reached)
-            trimmable = {source for source, position in after.items() if position > before[source]}
-            # Who is beyond already needs no record.
-            reaches = {
-                view.name: {
-                    source: Reach(view.vector[source], position)
-                    for source, position in reached[view.name].items()
-                    if position > view.vector[source]
-                }
-                for view in views
+            noted = not self._state.holds and self._note()
+        if noted:
+            self.tell()
+
+    def _note(self) -> bool:
+        """Write down how far views have missed nothing, if that lets any source trim more."""
+        views = list(self._state.views.values())
+        reached = {view.name: self._reached(view) for view in views}
+        before = self._needed({view.name: view.resume_from for view in views})
+        after = self._needed(reached)
+        if all(position <= before[source] for source, position in after.items()):
+            return False
+        reaches = {
+            view.name: {
+                source: Reach(view.vector[source], position)
+                for source, position in reached[view.name].items()
+                if position > view.vector[source]
             }
-        if not trimmable:
-            return
+            for view in views
+        }
         try:
             self._state.warehouse.note_reached(reaches)
         except Exception as error:
             found = storage_error(error, str(self._state.warehouse.root))
             self._state.storage_failed(found.message if found else f"{type(error).__name__}: {error}")
-            return
+            return False
         self._state.storage_works()
-        with self._state.changed:
-            for view in views:
-                for source, reach in reaches[view.name].items():
-                    if reach.applies_to(view.vector[source]):
-                        view.noted[source] = reach.end
-        self.tell()
+        for view in views:
+            view.noted.update({source: reach.end for source, reach in reaches[view.name].items()})
+        return True
 
     def _reached(self, view: MaintainedView) -> dict[str, Position]:
         """Up to where a view has missed nothing, by source; with the lock held."""
