@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from adapters.options import GivenOptions
 from adapters.spi import Changes, Snapshot, SourceConfig
-from algebra.errors import ConfigurationError
 from algebra.local_view import Keys, LocalView
 from algebra.position import Position
 
@@ -48,18 +48,18 @@ class Footprint:
     @classmethod
     def of(cls, config: SourceConfig) -> Footprint:
         """What is configured; ConfigurationError names the first value that is no number."""
+        given = GivenOptions.of(config)
         return cls(
-            _number(config, STATEMENT_TIMEOUT, "a time in seconds, 0 for none", cls.statement_timeout),
-            _number(config, RATE_LIMIT, "a number of statements per second, 0 for no limit", cls.rate_limit),
+            _finite(given, STATEMENT_TIMEOUT, "a time in seconds, 0 for none", cls.statement_timeout),
+            _finite(given, RATE_LIMIT, "a number of statements per second, 0 for no limit", cls.rate_limit),
         )
 
 
-def _number(config: SourceConfig, name: str, meaning: str, default: float) -> float:
-    value = config.options.get(name, default)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0:
-        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, not {meaning}")
-    return float(value)
+def _finite(given: GivenOptions, name: str, wanted: str, default: float) -> float:
+    value = given.number(name, default, wanted=wanted)
+    if math.isinf(value):
+        raise given.error(name, value, wanted)
+    return value
 
 
 class RateLimit:

@@ -16,6 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from adapters.local_join import evaluate
+from adapters.options import GivenOptions
 from adapters.rate_limit import FOOTPRINT_OPTIONS, Footprint, RateLimit
 from adapters.relations import chosen_relations
 from adapters.spi import (
@@ -67,10 +68,9 @@ class InventoryAdapter(Adapter):
             raise ConfigurationError(
                 f"source {config.name!r}: the url must be http://host:port/inventory, not {config.url!r}"
             )
-        unknown = sorted(set(config.options) - set(OPTIONS))
-        if unknown or config.capture not in (None, *self.captures):
-            what = f"option {unknown[0]!r}" if unknown else f"capture {config.capture!r}"
-            raise ConfigurationError(f"source {config.name!r}: unknown {what}")
+        if config.capture not in (None, *self.captures):
+            raise ConfigurationError(f"source {config.name!r}: unknown capture {config.capture!r}")
+        GivenOptions.of(config).refuse_unknown(OPTIONS)
         footprint = Footprint.of(config)
         self._client = Client(
             config.name, config.url, str(config.options.get("token", "")), footprint.statement_timeout
