@@ -1,4 +1,4 @@
-"""How hard an adapter may press its source: a token bucket, and the two options every adapter shares.
+"""How hard an adapter may press its source: a rate limit, and the two options every adapter shares.
 
 Problem. A mediator that catches up asks as fast as it gets answers; the source's own users pay for that.
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from adapters.options import GivenOptions
 from adapters.spi import Changes, Snapshot, SourceConfig
+from adapters.token_bucket import TokenBucket
 from algebra.local_view import Keys, LocalView
 from algebra.position import Position
 
@@ -63,7 +64,7 @@ def _finite(given: GivenOptions, name: str, wanted: str, default: float) -> floa
 
 
 class RateLimit:
-    """A token bucket that holds the statements of one second, at least one; full at first.
+    """Lets so many statements be sent each second, over time, with a burst of one second; 0 sets no limit.
 
     `spend` and `pause` are for the thread that uses the adapter, `close` for any.
     `wait` sleeps at most so many seconds and says whether it was woken; tests give their own.
@@ -76,19 +77,14 @@ class RateLimit:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], bool] | None = None,
     ) -> None:
-        self._rate = per_second
-        self._size = max(1.0, per_second)
-        self._clock = clock
+        self._limited = per_second > 0
+        self._bucket = TokenBucket(per_second, clock=clock)
         self._closed = threading.Event()
         self._wait = wait or self._closed.wait
-        self._tokens = self._size
-        self._at = clock()
 
     def spend(self, statements: float = 1.0) -> None:
         """Note statements that are sent now; never waits."""
-        if self._rate:
-            self._refill()
-            self._tokens -= statements
+        self._bucket.take(statements)
 
     def pause(self) -> None:
         """Wait until there is no debt and a statement may be sent; call it before opening a snapshot."""
@@ -98,25 +94,15 @@ class RateLimit:
     @property
     def delay(self) -> float:
         """How many seconds `pause` would wait now."""
-        if not self._rate:
-            return 0.0
-        self._refill()
-        # A hair less than one whole token is one: sums of floats may never reach it.
-        missing = 1.0 - self._tokens
-        return missing / self._rate if missing > 1e-9 else 0.0
+        return self._bucket.seconds_until(1.0)
 
     def counted(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot, with a statement spent for each of its fetches and readings of changes."""
-        return _Counted(snapshot, self) if self._rate else snapshot
+        return _Counted(snapshot, self) if self._limited else snapshot
 
     def close(self) -> None:
         """End a pause that another thread is in, and all later ones."""
         self._closed.set()
-
-    def _refill(self) -> None:
-        now = self._clock()
-        self._tokens = min(self._size, self._tokens + (now - self._at) * self._rate)
-        self._at = now
 
 
 class _Counted(Snapshot):
