@@ -50,14 +50,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import psycopg
 import pyarrow as pa
 
-from adapters.global_marks import MARKER, Mark, parts
+from adapters.global_marks import Mark, parts
 from adapters.postgresql.capture import (
     EPOCH,
     META,
@@ -76,6 +75,7 @@ from adapters.postgresql.capture import (
     create_base,
     create_marker,
     drift,
+    drop_marker,
     foreign,
     known_tables,
     lock_statement,
@@ -85,6 +85,7 @@ from adapters.postgresql.capture import (
     read_table,
     record_columns,
     record_table,
+    run_together,
     trimmed,
 )
 from adapters.postgresql.catalog import OWN, SourceRelation, SourceTables
@@ -96,7 +97,6 @@ from adapters.postgresql.sql import path, quote, text
 from adapters.postgresql.stream import LogStream
 from adapters.postgresql.trigger_layout import CANONICAL
 from adapters.postgresql.visibility import Visibility
-from adapters.postgresql.waker import Waker
 from adapters.spi import COUNT, TRANSACTION, Changes
 from algebra.errors import (
     ConfigurationError,
@@ -160,19 +160,12 @@ class LogCapture(Capture):
         shown: Sequence[str] | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._source = source
-        self._options = options
-        self._shown = shown
-        self._clock = clock
-        self._control = Session(source, options.conninfo)
-        self._reader = Session(source, options.conninfo)
-        self._waker = Waker()
+        super().__init__(source, options, clock)
         self._stream = LogStream(source, options.conninfo, PUBLICATION, self._waker.wake, clock)
         self._floor = Position(0)
         self._seen = 0
         self._wanted: Position | None = None
         self._tended_at = clock()
-        self._locked: tuple[SourceRelation, ...] = ()
         self._known = KnownReader(source, options, shown, self._problems)
 
     # Installing
@@ -181,10 +174,7 @@ class LogCapture(Capture):
         steps, slot_steps = self._plan(relations)
         if dry_run:
             return [*steps, *slot_steps]
-        if steps:
-            with self._control.transaction():
-                for step in steps:
-                    self._control.run(step)
+        run_together(self._control, steps)
         for step in slot_steps:
             self._control.run(step)
         if slot_steps:
@@ -353,23 +343,14 @@ class LogCapture(Capture):
         if installed.epoch:
             for prepared in installed.relations:
                 steps += self._unprepare(prepared)
-            marker = self._control.one(
-                "SELECT c.oid::regclass::text FROM pg_class c JOIN pg_trigger t ON t.tgrelid = c.oid"
-                " WHERE c.relname = %s AND c.relkind = 'v' AND t.tgname = '_lockstep_mark'",
-                [MARKER],
-            )
-            if marker is not None:
-                steps.append(f"DROP VIEW {marker[0]}")
+            steps += drop_marker(self._control)
             steps.append(f"DROP PUBLICATION IF EXISTS {PUBLICATION}")
             steps.append(f"DROP FUNCTION IF EXISTS {OWN}.mark()")
             steps += [f"DROP TABLE {table}" for table in (IDLE, RELATIONS, META)]
             steps.append(f"DROP SCHEMA {OWN}")
         if not dry_run:
             self._stream.close()
-            if steps:
-                with self._control.transaction():
-                    for step in steps:
-                        self._control.run(step)
+            run_together(self._control, steps)
             for step in slots:
                 self._control.run(step)
             self._locked = ()
@@ -409,15 +390,6 @@ class LogCapture(Capture):
         return problems
 
     # Reading
-
-    @contextmanager
-    def open(self, arrow: ArrowLease) -> Iterator[View]:
-        with translated(self._source):
-            view = self._open(arrow)
-        try:
-            yield view
-        finally:
-            self._reader.rollback()
 
     def _open(self, arrow: ArrowLease) -> View:
         deadline = self._clock() + self._options.lock_timeout
@@ -517,9 +489,6 @@ class LogCapture(Capture):
                 with translated(self._source):
                     self._stream.check()
                 return
-
-    def wake(self) -> None:
-        self._waker.wake()
 
     def acknowledge(self, position: Position) -> None:
         if self._wanted is None or self._wanted < position or self._wanted.token[:16] != position.token[:16]:
