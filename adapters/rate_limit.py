@@ -1,4 +1,4 @@
-"""How hard an adapter may press its source: a token bucket, and the two options every adapter shares.
+"""How hard an adapter may press its source: a rate limit, and the two options every adapter shares.
 
 Problem. A mediator that catches up asks as fast as it gets answers; the source's own users pay for that.
 
@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from adapters.options import GivenOptions
 from adapters.spi import Changes, Snapshot, SourceConfig
-from algebra.errors import ConfigurationError
+from adapters.token_bucket import TokenBucket
 from algebra.local_view import Keys, LocalView
 from algebra.position import Position
 
@@ -48,22 +49,22 @@ class Footprint:
     @classmethod
     def of(cls, config: SourceConfig) -> Footprint:
         """What is configured; ConfigurationError names the first value that is no number."""
+        given = GivenOptions.of(config)
         return cls(
-            _number(config, STATEMENT_TIMEOUT, "a time in seconds, 0 for none", cls.statement_timeout),
-            _number(config, RATE_LIMIT, "a number of statements per second, 0 for no limit", cls.rate_limit),
+            _finite(given, STATEMENT_TIMEOUT, "a time in seconds, 0 for none", cls.statement_timeout),
+            _finite(given, RATE_LIMIT, "a number of statements per second, 0 for no limit", cls.rate_limit),
         )
 
 
-def _number(config: SourceConfig, name: str, meaning: str, default: float) -> float:
-    value = config.options.get(name, default)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0:
-        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, not {meaning}")
-    return float(value)
+def _finite(given: GivenOptions, name: str, wanted: str, default: float) -> float:
+    value = given.number(name, default, wanted=wanted)
+    if math.isinf(value):
+        raise given.error(name, value, wanted)
+    return value
 
 
 class RateLimit:
-    """A token bucket that holds the statements of one second, at least one; full at first.
+    """Lets so many statements be sent each second, over time, with a burst of one second; 0 sets no limit.
 
     `spend` and `pause` are for the thread that uses the adapter, `close` for any.
     `wait` sleeps at most so many seconds and says whether it was woken; tests give their own.
@@ -76,19 +77,14 @@ class RateLimit:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], bool] | None = None,
     ) -> None:
-        self._rate = per_second
-        self._size = max(1.0, per_second)
-        self._clock = clock
+        self._limited = per_second > 0
+        self._bucket = TokenBucket(per_second, clock=clock)
         self._closed = threading.Event()
         self._wait = wait or self._closed.wait
-        self._tokens = self._size
-        self._at = clock()
 
     def spend(self, statements: float = 1.0) -> None:
         """Note statements that are sent now; never waits."""
-        if self._rate:
-            self._refill()
-            self._tokens -= statements
+        self._bucket.take(statements)
 
     def pause(self) -> None:
         """Wait until there is no debt and a statement may be sent; call it before opening a snapshot."""
@@ -98,25 +94,15 @@ class RateLimit:
     @property
     def delay(self) -> float:
         """How many seconds `pause` would wait now."""
-        if not self._rate:
-            return 0.0
-        self._refill()
-        # A hair less than one whole token is one: sums of floats may never reach it.
-        missing = 1.0 - self._tokens
-        return missing / self._rate if missing > 1e-9 else 0.0
+        return self._bucket.seconds_until(1.0)
 
     def counted(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot, with a statement spent for each of its fetches and readings of changes."""
-        return _Counted(snapshot, self) if self._rate else snapshot
+        return _Counted(snapshot, self) if self._limited else snapshot
 
     def close(self) -> None:
         """End a pause that another thread is in, and all later ones."""
         self._closed.set()
-
-    def _refill(self) -> None:
-        now = self._clock()
-        self._tokens = min(self._size, self._tokens + (now - self._at) * self._rate)
-        self._at = now
 
 
 class _Counted(Snapshot):

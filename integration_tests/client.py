@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import pyarrow as pa
 
 from algebra.arrow_ipc import from_ipc
 from protos.lockstep.v1 import mediator_pb2 as pb
 from protos.lockstep.v1 import mediator_pb2_grpc
-from protos.server import MESSAGE_OPTIONS
+from protos.security.settings import PLAIN
+from protos.security.tls import open_channel
+from protos.version import PROTOCOL_VERSION
 
 Bag = Counter[tuple[Any, ...]]
 
@@ -22,7 +23,7 @@ class Client:
 
     def __init__(self, address: str, timeout: float = 240) -> None:
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=list(MESSAGE_OPTIONS))
+        self._channel = open_channel(address, PLAIN, PROTOCOL_VERSION)
         self.stub = mediator_pb2_grpc.MediatorServiceStub(self._channel)
         self._timeout = timeout
 

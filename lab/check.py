@@ -25,10 +25,11 @@ from lab.experiment import runs
 from lab.history import History
 from lab.own_view import OwnView
 from lab.scenario import Scenario
-from mediator.channel import SourceChannel, SourceDescription
+from mediator.channel import SourceChannel
 from mediator.config import ViewSpecConfig
 from mediator.consistency import Promise, asked_level, choose, promise
 from mediator.views import decomposed
+from mediator.wrapper_connection import SourceDescription
 from protos.lockstep.v1.types_pb2 import Capabilities
 from wrapper.service import capabilities_to_proto
 

@@ -26,13 +26,14 @@ from algebra.errors import (
 )
 from algebra.position import Position
 from algebra.schema import Catalog
-from mediator.channel import SourceChannel, SourceUpdate
+from mediator.channel import SourceChannel
 from mediator.config import MediatorConfig, ViewSpecConfig
 from mediator.consistency import Promise, choose, promise
 from mediator.engines import create_engine
 from mediator.loader import Progress, loaded_extents
 from mediator.maintainer import Maintainer
 from mediator.recompute import Recomputer, Verification
+from mediator.reported_views import SourceUpdate
 from mediator.state import MediatorState
 from mediator.storage_errors import storage_error
 from mediator.views import MaintainedView, decomposed, spec_from_json, spec_to_json

@@ -12,15 +12,9 @@ from grpc_reflection.v1alpha import reflection
 from algebra.errors import ConfigurationError
 from protos.security.audit import AuditLog
 from protos.security.guard import Guard
-from protos.security.settings import RESPONSE_BYTES, ServerSecurity
+from protos.security.settings import ServerSecurity
 from protos.security.tls import bind, check_exposed
 from protos.version import PROTOCOL_VERSION
-
-MESSAGE_OPTIONS: Sequence[tuple[str, int]] = (
-    ("grpc.max_receive_message_length", RESPONSE_BYTES),
-    ("grpc.max_send_message_length", -1),
-)
-"""For clients that open a channel themselves; gRPC's default of 4 MiB is less than one chunk of rows."""
 
 _MILLISECONDS = 1000
 _SERVER_KEEPALIVE_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""How often a mediator may ask: a bucket that fills at a steady rate.
+"""How often a mediator may ask.
 
 Who asks too often waits; on the Exchange that holds up everything the mediator sends, and gRPC's flow control
 tells it so. To refuse instead would pause a view for having been busy.
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from adapters.token_bucket import TokenBucket
 from algebra.errors import LimitExceededError
 
 PATIENCE_SECONDS = 10.0
@@ -20,22 +21,12 @@ class RateLimit:
     """Lets `per_second` acts through each second, and as many at once; None lets all through."""
 
     def __init__(self, per_second: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate = per_second
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._room = max(per_second or 1.0, 1.0)
-        self._filled_at = clock()
+        self._rate = per_second or 0.0
+        self._bucket = TokenBucket(self._rate, clock=clock)
 
     def reserve(self) -> float:
         """Take one act's room; how many seconds to wait before it may happen."""
-        if self._rate is None:
-            return 0.0
-        with self._lock:
-            now = self._clock()
-            self._room = min(self._room + (now - self._filled_at) * self._rate, max(self._rate, 1.0))
-            self._filled_at = now
-            self._room -= 1.0
-            return max(-self._room / self._rate, 0.0)
+        return self._bucket.take()
 
     def wait(self, stopped: threading.Event) -> None:
         """Return when one more act may happen, or when `stopped` is set."""
@@ -47,8 +38,7 @@ class RateLimit:
         """Wait for one more act, but not for long; LimitExceededError if it would take longer."""
         delay = self.reserve()
         if delay > PATIENCE_SECONDS:
-            with self._lock:
-                self._room += 1.0
+            self._bucket.put_back()
             raise LimitExceededError(
                 f"this mediator may ask {self._rate:g} times a second, and asks more often"
             )

@@ -14,10 +14,10 @@ import duckdb
 
 from adapters.duckdb.session import SOURCE
 from adapters.duckdb.types import ColumnType, column_type
+from adapters.relations import chosen_relations, shown_columns
 from adapters.shadow.sql import path, quote, text
-from adapters.spi import TRANSACTION
 from algebra.errors import ConfigurationError
-from algebra.schema import COUNT, Catalog, Column, RelationSchema
+from algebra.schema import Catalog, RelationSchema
 
 OWN_SCHEMA = "_lockstep"
 """The schema that holds capture's tables; names that begin like it are never shown."""
@@ -82,18 +82,7 @@ class SourceRelation:
 
     def shown(self, source: str) -> RelationSchema:
         """The relation's schema; ConfigurationError if a column cannot be shown."""
-        for column in self.columns:
-            remedy = f"name it in option `exclude` as {self.name}.{column.name}, or leave the relation out"
-            if column.type is None:
-                raise ConfigurationError(
-                    f"column {source}.{self.name}.{column.name} has type {column.declared}, "
-                    f"which is not supported; {remedy}"
-                )
-            if column.name in (COUNT, TRANSACTION):
-                raise ConfigurationError(
-                    f"column {source}.{self.name}.{column.name} has a name that Lockstep reserves; {remedy}"
-                )
-        columns = tuple(Column(c.name, _supported(c).arrow, c.nullable) for c in self.columns)
+        columns = shown_columns(source, self.name, self.columns)
         return RelationSchema(self.name, columns, self.key, self.row_estimate)
 
 
@@ -105,21 +94,13 @@ class SourceTables:
     relations: Mapping[str, SourceRelation]
     definitions: tuple[tuple[str, str, str], ...] = ()
 
-    def select(self, names: Iterable[str]) -> list[SourceRelation]:
-        """The relations of these names; ConfigurationError lists what exists if one does not."""
-        wanted = list(dict.fromkeys(names))
-        missing = [name for name in wanted if name not in self.relations]
-        if missing:
-            known = ", ".join(sorted(self.relations)) or "none"
-            raise ConfigurationError(
-                f"source {self.source!r} has no relation {missing[0]!r}; it has: {known}"
-            )
-        return [self.relations[name] for name in wanted]
+    def select(self, names: Iterable[str] | None) -> list[SourceRelation]:
+        """The relations of these names, or all; ConfigurationError lists what exists if one does not."""
+        return list(chosen_relations(self.source, self.relations, names).values())
 
     def catalog(self, names: Sequence[str] | None) -> Catalog:
         """What the source shows: the named relations, or all."""
-        chosen = self.select(self.relations if names is None else names)
-        return Catalog(self.source, {r.name: r.shown(self.source) for r in chosen})
+        return Catalog(self.source, {r.name: r.shown(self.source) for r in self.select(names)})
 
 
 class CatalogReader:

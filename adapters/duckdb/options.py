@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
+from adapters.options import GivenOptions
 from adapters.rate_limit import Footprint
 from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError
@@ -50,44 +49,19 @@ def parse(config: SourceConfig) -> Options:
     capture = config.capture or TRIGGER
     if capture not in (TRIGGER, DIFF):
         raise ConfigurationError(f"source {config.name!r}: capture {capture!r} is not {TRIGGER} or {DIFF}")
-    given = dict(config.options)
-    known = {field.name for field in fields(Options)} - {"path", "capture"}
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise ConfigurationError(
-            f"source {config.name!r}: unknown option {unknown[0]!r}; a duckdb source has: "
-            + ", ".join(sorted(known))
-        )
+    given = GivenOptions.of(config)
+    given.refuse_unknown(
+        {field.name for field in fields(Options)} - {"path", "capture"}, "a duckdb source has"
+    )
     default_shadow = path.with_name(path.name + ".lockstep-shadow.duckdb")
     return Options(
         path=path,
         capture=capture,
-        shadow=Path(_typed(config, given, "shadow", str, str(default_shadow))),
-        lock_timeout=_seconds(config, given, "lock_timeout", 30.0),
-        exclude=_names(config, given, "exclude"),
-        trim=_typed(config, given, "trim", bool, True),
-        trim_entries=_typed(config, given, "trim_entries", int, 10_000),
-        trim_seconds=_seconds(config, given, "trim_seconds", 60.0),
+        shadow=Path(given.text("shadow", str(default_shadow))),
+        lock_timeout=given.seconds("lock_timeout", 30.0),
+        exclude=frozenset(given.names("exclude")),
+        trim=given.flag("trim", True),
+        trim_entries=given.whole("trim_entries", 10_000),
+        trim_seconds=given.seconds("trim_seconds", 60.0),
         rate_limit=Footprint.of(config).rate_limit,
     )
-
-
-def _typed(config: SourceConfig, given: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
-    value = given.get(name, default)
-    if not isinstance(value, kind):
-        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, not a {kind.__name__}")
-    return value
-
-
-def _seconds(config: SourceConfig, given: Mapping[str, Any], name: str, default: float) -> float:
-    value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, not a time in seconds")
-    return float(value)
-
-
-def _names(config: SourceConfig, given: Mapping[str, Any], name: str) -> frozenset[str]:
-    value = given.get(name, ())
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, not a list of names")
-    return frozenset(value)

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from adapters.files.types import named_type
+from adapters.options import GivenOptions
 from adapters.rate_limit import Footprint
 from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError
@@ -110,12 +111,12 @@ def parse(config: SourceConfig) -> Options:
         raise ConfigurationError(
             f"source {config.name!r}: capture {config.capture!r} is unknown for files; it has: diff"
         )
-    given = _Given(f"source {config.name!r}", dict(config.options))
+    given = GivenOptions.of(config)
     given.refuse_unknown((*_OWN, *_SHARED))
     defaults = _relation(given, RelationOptions(), _SHARED)
     relations = {}
-    for name, settings in given.mapping("relations").items():
-        inner = _Given(f"source {config.name!r}, relation {name!r}", settings)
+    for name, settings in _settings(given, "relations").items():
+        inner = GivenOptions(f"source {config.name!r}, relation {name!r}", settings)
         inner.refuse_unknown(_PER_RELATION)
         relations[name] = _relation(inner, defaults, _PER_RELATION)
     shadow = Path(given.text("shadow", str(folder.with_name(folder.name + ".lockstep-shadow.duckdb"))))
@@ -133,11 +134,11 @@ def parse(config: SourceConfig) -> Options:
         discover=given.flag("discover", not relations),
         commit_file=_commit_file(given),
         patience=given.number("patience", 5.0),
-        quarantine_limit=int(given.number("quarantine_limit", 1000, whole=True)),
-        max_line_mb=int(given.number("max_line_mb", 64, whole=True, least=1)),
+        quarantine_limit=given.whole("quarantine_limit", 1000),
+        max_line_mb=given.whole("max_line_mb", 64, least=1),
         poll_seconds=given.number("poll_seconds", 1.0, least=0.01),
         trim=given.flag("trim", True),
-        trim_entries=int(given.number("trim_entries", 1000, whole=True)),
+        trim_entries=given.whole("trim_entries", 1000),
         trim_seconds=given.number("trim_seconds", 60.0),
         memory_limit=_size(given),
         rate_limit=Footprint.of(config).rate_limit,
@@ -176,21 +177,21 @@ def _outside(config: SourceConfig, folder: Path, option: str, path: Path) -> Pat
     return path
 
 
-def _size(given: _Given) -> str:
+def _size(given: GivenOptions) -> str:
     value = given.text("memory_limit", Options.memory_limit)
     if not re.fullmatch(r"\d+(\.\d+)?\s*[KMGT]i?B", value):
         raise given.error("memory_limit", value, "a size such as 512MiB or 2GiB")
     return value
 
 
-def _commit_file(given: _Given) -> str | None:
+def _commit_file(given: GivenOptions) -> str | None:
     name = given.text("commit_file", "")
     if name and (PurePosixPath(name).name != name or name in (".", "..") or "\x00" in name):
         raise given.error("commit_file", name, "the name of a file in the folder")
     return name or None
 
 
-def _relation(given: _Given, base: RelationOptions, names: tuple[str, ...]) -> RelationOptions:
+def _relation(given: GivenOptions, base: RelationOptions, names: tuple[str, ...]) -> RelationOptions:
     values = {name: _READ[name](given, name) for name in names if name in given.values}
     options = replace(base, **values)
     for column in options.key:
@@ -199,69 +200,20 @@ def _relation(given: _Given, base: RelationOptions, names: tuple[str, ...]) -> R
     return options
 
 
-@dataclass(frozen=True)
-class _Given:
-    """Settings as the user wrote them, with where they stand."""
-
-    where: str
-    values: Mapping[str, Any]
-
-    def error(self, name: str, value: object, wanted: str) -> ConfigurationError:
-        return ConfigurationError(f"{self.where}: option {name} is {value!r}, not {wanted}")
-
-    def refuse_unknown(self, known: tuple[str, ...]) -> None:
-        unknown = sorted(set(map(str, self.values)) - set(known))
-        if unknown:
-            raise ConfigurationError(
-                f"{self.where}: unknown option {unknown[0]!r}; there are: {', '.join(sorted(known))}"
-            )
-
-    def text(self, name: str, default: str) -> str:
-        value = self.values.get(name, default)
-        if not isinstance(value, str):
-            raise self.error(name, value, "a text")
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.values.get(name, default)
-        if not isinstance(value, bool):
-            raise self.error(name, value, "true or false")
-        return value
-
-    def number(self, name: str, default: float, *, whole: bool = False, least: float = 0) -> float:
-        value = self.values.get(name, default)
-        kind = int if whole else int | float
-        if isinstance(value, bool) or not isinstance(value, kind) or value < least:
-            raise self.error(name, value, f"a {'whole ' if whole else ''}number of at least {least:g}")
-        return float(value)
-
-    def mapping(self, name: str) -> dict[str, Mapping[str, Any]]:
-        value = self.values.get(name, {})
-        if isinstance(value, Mapping):
-            entries = {key: {} if settings is None else settings for key, settings in value.items()}
-            if all(isinstance(k, str) and k and isinstance(s, Mapping) for k, s in entries.items()):
-                return entries
-        raise self.error(name, value, "a mapping of names to settings")
-
-    def names(self, name: str) -> tuple[str, ...]:
-        value = self.values[name]
-        value = [value] if isinstance(value, str) else value
-        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise self.error(name, value, "a list of texts")
-        return tuple(value)
+def _settings(given: GivenOptions, name: str) -> dict[str, Mapping[str, Any]]:
+    value = given.values.get(name, {})
+    if isinstance(value, Mapping):
+        entries = {key: {} if settings is None else settings for key, settings in value.items()}
+        if all(isinstance(k, str) and k and isinstance(s, Mapping) for k, s in entries.items()):
+            return entries
+    raise given.error(name, value, "a mapping of names to settings")
 
 
-def _one_of(*choices: str) -> Callable[[_Given, str], str]:
-    def read(given: _Given, name: str) -> str:
-        value = given.text(name, "")
-        if value not in choices:
-            raise given.error(name, value, f"{', '.join(choices[:-1])} or {choices[-1]}")
-        return value
-
-    return read
+def _one_of(*choices: str) -> Callable[[GivenOptions, str], str]:
+    return lambda given, name: given.choice(name, *choices)
 
 
-def _character(given: _Given, name: str) -> str:
+def _character(given: GivenOptions, name: str) -> str:
     value = given.text(name, "")
     allowed = len(value) == 1 and value.isascii() and value not in "\r\n\x00"
     if not allowed and not (name == "quote" and value == ""):
@@ -269,7 +221,7 @@ def _character(given: _Given, name: str) -> str:
     return value
 
 
-def _encoding(given: _Given, name: str) -> str:
+def _encoding(given: GivenOptions, name: str) -> str:
     value = given.text(name, "")
     try:
         return codecs.lookup(value).name
@@ -277,7 +229,7 @@ def _encoding(given: _Given, name: str) -> str:
         raise given.error(name, value, "an encoding that is known") from None
 
 
-def _path(given: _Given, name: str) -> str:
+def _path(given: GivenOptions, name: str) -> str:
     value = given.text(name, "")
     parts = PurePosixPath(value).parts
     if not value or value.startswith("/") or ".." in parts or "\x00" in value:
@@ -285,7 +237,7 @@ def _path(given: _Given, name: str) -> str:
     return value
 
 
-def _columns(given: _Given, name: str) -> Mapping[str, pa.DataType]:
+def _columns(given: GivenOptions, name: str) -> Mapping[str, pa.DataType]:
     value = given.values[name]
     if not isinstance(value, Mapping) or not all(isinstance(column, str) for column in value):
         raise given.error(name, value, "a mapping of columns to types")
@@ -300,18 +252,18 @@ def _columns(given: _Given, name: str) -> Mapping[str, pa.DataType]:
     return types
 
 
-_READ: Mapping[str, Callable[[_Given, str], Any]] = {
+_READ: Mapping[str, Callable[[GivenOptions, str], Any]] = {
     "path": _path,
     "format": _one_of(*FORMATS),
     "delimiter": _character,
     "quote": _character,
     "header": lambda given, name: given.flag(name, True),
     "encoding": _encoding,
-    "null": lambda given, name: given.names(name),
+    "null": lambda given, name: given.names(name, or_one=True),
     "sheet": lambda given, name: given.text(name, ""),
     "columns": _columns,
-    "key": lambda given, name: given.names(name),
-    "exclude": lambda given, name: frozenset(given.names(name)),
+    "key": lambda given, name: given.names(name, or_one=True),
+    "exclude": lambda given, name: frozenset(given.names(name, or_one=True)),
     "last_line": _one_of(WAIT, TAKE),
     "missing": _one_of(REFUSE, EMPTY),
     "malformed": _one_of(REFUSE, QUARANTINE),

@@ -38,6 +38,7 @@ from adapters.files.malformed import Malformed, MalformedRow
 from adapters.files.options import EMPTY, TEXT_FORMATS, Options, RelationOptions
 from adapters.files.parquet_files import ParquetReader
 from adapters.files.readers import DriftError, FileShape, Guess, IncompleteError, Reader, ShapeError, Task
+from adapters.relations import no_such_relation
 from adapters.shadow.extent import ArrowExtent, Extent
 from adapters.shadow.history import Shape
 from adapters.shadow.layout import Kept
@@ -207,8 +208,7 @@ class FolderState(SourceState):
     def schema(self, relation: str) -> RelationSchema:
         columns = self._columns_of(relation) if relation in self._relations else None
         if columns is None:
-            known = ", ".join(sorted(self._names)) or "none"
-            raise ConfigurationError(f"source {self._source!r} has no relation {relation!r}; it has: {known}")
+            raise no_such_relation(self._source, relation, self._names)
         for name, type_ in columns.items():
             remedy = f"name it in option `exclude` of relation {relation!r}, or declare another type for it"
             if name in (COUNT, TRANSACTION):

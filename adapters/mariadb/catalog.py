@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from adapters.mariadb.connection import Connection
 from adapters.mariadb.sql import path, quote
 from adapters.mariadb.types import ColumnType, column_type
-from adapters.spi import TRANSACTION
+from adapters.relations import chosen_relations, shown_columns
 from algebra.errors import ConfigurationError
-from algebra.schema import COUNT, Catalog, Column, RelationSchema
+from algebra.schema import Catalog, RelationSchema
 
 OWN_PREFIX = "_lockstep"
 """Names that begin like this are capture's own and never shown."""
@@ -112,18 +112,7 @@ class SourceTable:
                 f"relation {source}.{self.name} is kept by the engine {self.engine}, which has no snapshots; "
                 f"leave it out, or ALTER TABLE {quote(self.name)} ENGINE = InnoDB"
             )
-        for column in self.columns:
-            remedy = f"name it in option `exclude` as {self.name}.{column.name}, or leave the relation out"
-            if column.type is None:
-                raise ConfigurationError(
-                    f"column {source}.{self.name}.{column.name} has type {column.declared}, "
-                    f"which is not supported; {remedy}"
-                )
-            if column.name in (COUNT, TRANSACTION):
-                raise ConfigurationError(
-                    f"column {source}.{self.name}.{column.name} has a name that Lockstep reserves; {remedy}"
-                )
-        columns = tuple(Column(c.name, c.shown.arrow, c.nullable) for c in self.columns)
+        columns = shown_columns(source, self.name, self.columns)
         return RelationSchema(self.name, columns, self.key, self.row_estimate)
 
     def capturable(self, source: str) -> None:
@@ -144,21 +133,13 @@ class SourceTables:
     database: str
     tables: Mapping[str, SourceTable]
 
-    def select(self, names: Iterable[str]) -> list[SourceTable]:
-        """The tables of these names; ConfigurationError lists what exists if one does not."""
-        wanted = list(dict.fromkeys(names))
-        missing = [name for name in wanted if name not in self.tables]
-        if missing:
-            known = ", ".join(sorted(self.tables)) or "none"
-            raise ConfigurationError(
-                f"source {self.source!r} has no relation {missing[0]!r}; it has: {known}"
-            )
-        return [self.tables[name] for name in wanted]
+    def select(self, names: Iterable[str] | None) -> list[SourceTable]:
+        """The tables of these names, or all; ConfigurationError lists what exists if one does not."""
+        return list(chosen_relations(self.source, self.tables, names).values())
 
     def catalog(self, names: Sequence[str] | None) -> Catalog:
         """What the source shows: the named relations, or all."""
-        chosen = self.select(self.tables if names is None else names)
-        return Catalog(self.source, {table.name: table.shown(self.source) for table in chosen})
+        return Catalog(self.source, {table.name: table.shown(self.source) for table in self.select(names)})
 
     def path(self, name: str) -> str:
         """The qualified, quoted name of one of the tables."""

@@ -12,8 +12,9 @@ steps behind. Each step is one that can be found done or undone; a second `prepa
 from __future__ import annotations
 
 import json
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ import pyarrow as pa
 from adapters.global_marks import MARKER
 from adapters.mariadb.catalog import OWN_PREFIX, SourceTable, SourceTables
 from adapters.mariadb.connection import Connection
+from adapters.mariadb.options import Options
 from adapters.mariadb.sql import quote, text
 from adapters.spi import COUNT, TRANSACTION, Changes
 from algebra.errors import ConfigurationError, PositionTrimmedError, SchemaChangedError
@@ -29,6 +31,8 @@ from algebra.schema import RelationSchema
 
 META = f"{OWN_PREFIX}_meta"
 RELATIONS = f"{OWN_PREFIX}_relations"
+
+SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 
 MAY_DROP = f"DROP TABLE IF EXISTS {OWN_PREFIX}_probe"
 """The first step, and one without effect: who may not drop could not take back what a refusal leaves."""
@@ -143,13 +147,6 @@ def removal(installed: Installed) -> list[str]:
     return [*steps, *(f"DROP TABLE {name}" for name in last if name in installed.own)]
 
 
-def check_select(connection: Connection, tables: Iterable[SourceTable], path: Callable[[str], str]) -> None:
-    """ConfigurationError unless these tables may be read, all columns that are shown."""
-    for table in tables:
-        columns = ", ".join(quote(column.name) for column in table.columns) or "1"
-        connection.rows(f"SELECT {columns} FROM {path(table.name)} LIMIT 0")
-
-
 def check_position(
     source: str, installed: Installed, after: Position, current: int, trimmed: int, mark: str | None
 ) -> None:
@@ -231,6 +228,19 @@ class History(ABC):
 class Capture(ABC):
     """A way to learn what changed."""
 
+    def __init__(
+        self,
+        source: str,
+        options: Options,
+        read_tables: Callable[[Connection], SourceTables],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source = source
+        self._options = options
+        self._database = options.server.database
+        self._read_tables = read_tables
+        self._clock = clock
+
     @abstractmethod
     def plan(self, connection: Connection, tables: SourceTables, names: Sequence[str]) -> list[str]:
         """The statements that put these relations under capture and mend those that drifted, in order."""
@@ -251,13 +261,15 @@ class Capture(ABC):
     def acknowledge(self, connection: Connection, position: Position) -> None:
         """Trim what may be trimmed."""
 
-    @abstractmethod
     def is_installed(self, connection: Connection) -> bool:
         """Whether some capture is installed as a whole."""
+        return bool(read_installed(connection, self._database).epoch)
 
-    @abstractmethod
     def check_rights(self, connection: Connection, tables: SourceTables) -> None:
         """ConfigurationError if a right is missing that would be missed only later."""
+        for table in tables.tables.values():
+            columns = ", ".join(quote(column.name) for column in table.columns) or "1"
+            connection.rows(f"SELECT {columns} FROM {tables.path(table.name)} LIMIT 0")
 
     @abstractmethod
     def close(self) -> None:

@@ -34,6 +34,7 @@ from adapters.mariadb.history import (
     CREATE_META,
     CREATE_RELATIONS,
     MAY_DROP,
+    SNAPSHOT,
     Capture,
     History,
     Installed,
@@ -41,7 +42,6 @@ from adapters.mariadb.history import (
     change_schema,
     changed,
     check_position,
-    check_select,
     drift,
     read_installed,
     relation_row,
@@ -68,7 +68,6 @@ CREATE_MARKER = (
     "participants TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, "
     "number BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY INVISIBLE) ENGINE = InnoDB"
 )
-_SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 _NEWEST = "SELECT @@global.gtid_binlog_pos"
 _SETTINGS = (
     ("log_bin", ("1",), "log_bin (start the server with --log-bin)"),
@@ -101,10 +100,7 @@ class LogCapture(Capture):
         read_tables: Callable[[Connection], SourceTables],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._source = source
-        self._options = options
-        self._read_tables = read_tables
-        self._clock = clock
+        super().__init__(source, options, read_tables, clock)
         self._stream: Stream | None = None
         self._identities: dict[str, str] = {}
         self._seen: object = None
@@ -116,8 +112,8 @@ class LogCapture(Capture):
             table.capturable(self._source)
             for column in table.columns:
                 check_decodable(self._source, table.name, column)
-        check_settings(connection, self._source, self._options.server.database)
-        installed = read_installed(connection, self._options.server.database)
+        check_settings(connection, self._source, self._database)
+        installed = read_installed(connection, self._database)
         if installed.epoch:
             installed.require(self._source, LOG)
         steps = []
@@ -147,27 +143,24 @@ class LogCapture(Capture):
                 steps.append(relation_row(number, table, since, reshaped=table.name in drifted, identity=""))
         return steps
 
-    def is_installed(self, connection: Connection) -> bool:
-        return bool(read_installed(connection, self._options.server.database).epoch)
-
     def check_rights(self, connection: Connection, tables: SourceTables) -> None:
-        check_select(connection, tables.tables.values(), tables.path)
+        super().check_rights(connection, tables)
         shown = dict(connection.rows("SHOW STATUS LIKE 'binlog_snapshot_%'"))
         files, number = Files.like(shown["Binlog_snapshot_file"])
         self._identities.clear()
         self.identity(files, number)
 
     def removal(self, connection: Connection) -> list[str]:
-        return removal(read_installed(connection, self._options.server.database))
+        return removal(read_installed(connection, self._database))
 
     def begin(self, connection: Connection) -> History:
         # Asked before: what commits in between wakes `wait` too often, never too seldom.
         self._seen = connection.value(_NEWEST)
-        connection.execute(_SNAPSHOT)
+        connection.execute(SNAPSHOT)
         shown = dict(connection.rows("SHOW STATUS LIKE 'binlog_snapshot_%'"))
         file = shown.get("Binlog_snapshot_file", "")
         tables = self._read_tables(connection)
-        installed = read_installed(connection, self._options.server.database)
+        installed = read_installed(connection, self._database)
         files, number = Files.like(file) if file else (Files(""), 0)
         place = Place(number, int(shown.get("Binlog_snapshot_position") or 0))
         return LogHistory(self, connection, self._source, installed, tables, files, place)

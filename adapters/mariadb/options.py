@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from adapters.options import GivenOptions
 from adapters.rate_limit import FOOTPRINT_OPTIONS, Footprint
 from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError
@@ -56,27 +55,19 @@ def parse(config: SourceConfig) -> Options:
     capture = config.capture or LOG
     if capture not in (LOG, TRIGGER):
         raise ConfigurationError(f"source {config.name!r}: capture {capture!r} is not {LOG} or {TRIGGER}")
-    given = dict(config.options)
+    given = GivenOptions.of(config)
     known = {field.name for field in fields(Options)} - {"server", "capture", "footprint"}
     known |= {PASSWORD, *FOOTPRINT_OPTIONS}
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise ConfigurationError(
-            f"source {config.name!r}: unknown option {unknown[0]!r}; a mariadb source has: "
-            + ", ".join(sorted(known))
-        )
-    booleans = given.get("booleans", True)
-    if not isinstance(booleans, bool):
-        raise ConfigurationError(f"source {config.name!r}: option booleans is {booleans!r}, not a boolean")
+    given.refuse_unknown(known, "a mariadb source has")
     return Options(
         server=server_of(config),
         capture=capture,
-        exclude=_names(config, given, "exclude"),
-        booleans=booleans,
-        connect_timeout=_number(config, given, "connect_timeout", 10.0),
+        exclude=frozenset(given.names("exclude")),
+        booleans=given.flag("booleans", True),
+        connect_timeout=given.seconds("connect_timeout", 10.0),
         footprint=Footprint.of(config),
-        trim_rows=int(_number(config, given, "trim_rows", 10_000)),
-        trim_seconds=_number(config, given, "trim_seconds", 5.0),
+        trim_rows=int(given.number("trim_rows", 10_000)),
+        trim_seconds=given.seconds("trim_seconds", 5.0),
     )
 
 
@@ -102,28 +93,7 @@ def server_of(config: SourceConfig) -> Server:
         port=port or _DEFAULT_PORT,
         user=unquote(url.username),
         database=database,
-        password=_password(config) or unquote(url.password or ""),
+        # The option spares a password from being written as a part of a url.
+        password=GivenOptions.of(config).secret(PASSWORD) or unquote(url.password or ""),
         tls_ca=tls_ca,
     )
-
-
-def _password(config: SourceConfig) -> str:
-    """The option that spares a password from being written as a part of a url."""
-    value = config.options.get(PASSWORD, "")
-    if not isinstance(value, str):
-        raise ConfigurationError(f"source {config.name!r}: option password is not a text")
-    return value
-
-
-def _number(config: SourceConfig, given: Mapping[str, Any], name: str, default: float) -> float:
-    value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, no number from 0 on")
-    return float(value)
-
-
-def _names(config: SourceConfig, given: Mapping[str, Any], name: str) -> frozenset[str]:
-    value = given.get(name, ())
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, not a list of names")
-    return frozenset(value)

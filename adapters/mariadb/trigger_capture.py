@@ -48,6 +48,7 @@ from adapters.mariadb.history import (
     MAY_DROP,
     META,
     RELATIONS,
+    SNAPSHOT,
     Capture,
     History,
     Installed,
@@ -55,7 +56,6 @@ from adapters.mariadb.history import (
     change_schema,
     changed,
     check_position,
-    check_select,
     drift,
     read_installed,
     relation_row,
@@ -68,7 +68,6 @@ from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, CapturePr
 from algebra.errors import ConfigurationError, LockstepError, PositionTrimmedError, SourceUnavailableError
 from algebra.position import Position
 
-_SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 _INTEGER = ColumnType(Kind.INTEGER, pa.int64(), "bigint")
 _TEXT = ColumnType(Kind.TEXT, pa.string(), "text")
 _TRIES = 20
@@ -108,11 +107,7 @@ class TriggerCapture(Capture):
         read_tables: Callable[[Connection], SourceTables],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._source = source
-        self._options = options
-        self._database = options.server.database
-        self._read_tables = read_tables
-        self._clock = clock
+        super().__init__(source, options, read_tables, clock)
         self._writer: Connection | None = None
         self._logs: tuple[str, ...] | None = None
         self._are_named = False
@@ -171,12 +166,6 @@ class TriggerCapture(Capture):
             steps.append(relation_row(number, table, since, reshaped=table.name in broken, identity=identity))
         return steps
 
-    def is_installed(self, connection: Connection) -> bool:
-        return bool(read_installed(connection, self._options.server.database).epoch)
-
-    def check_rights(self, connection: Connection, tables: SourceTables) -> None:
-        check_select(connection, tables.tables.values(), tables.path)
-
     def removal(self, connection: Connection) -> list[str]:
         installed = read_installed(connection, self._database)
         steps = removal(installed)
@@ -198,7 +187,7 @@ class TriggerCapture(Capture):
         )
 
     def _begin(self, connection: Connection) -> TriggerHistory:
-        connection.execute(_SNAPSHOT)
+        connection.execute(SNAPSHOT)
         tables = self._read_tables(connection)
         installed = read_installed(connection, self._database)
         if not installed.epoch or installed.facts.get("capture") != TRIGGER:

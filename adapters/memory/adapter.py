@@ -19,6 +19,7 @@ import pyarrow as pa
 from adapters.global_marks import MARKER, Mark, parts
 from adapters.local_join import evaluate
 from adapters.memory.database import Capture, MemoryDatabase, Transaction, Version
+from adapters.relations import chosen_relations
 from adapters.spi import (
     Adapter,
     Boundaries,
@@ -79,9 +80,7 @@ class MemoryAdapter(Adapter):
 
     def catalog(self) -> Catalog:
         schemas = self.database.version.schemas
-        shown = tuple(schemas) if self.config.relations is None else self.config.relations
-        self._refuse_unknown(shown)
-        return Catalog(self.config.name, {name: schemas[name] for name in shown})
+        return Catalog(self.config.name, chosen_relations(self.config.name, schemas, self.config.relations))
 
     def prepare(self, relations: Sequence[str], *, dry_run: bool = False) -> list[str]:
         self._refuse_unknown(relations)
@@ -149,13 +148,7 @@ class MemoryAdapter(Adapter):
         self._opened = None
 
     def _refuse_unknown(self, relations: Sequence[str]) -> None:
-        schemas = self.database.version.schemas
-        unknown = [name for name in relations if name not in schemas]
-        if unknown:
-            raise ConfigurationError(
-                f"source {self.config.name!r} has no relation {unknown[0]!r}; "
-                f"it has: {', '.join(sorted(schemas)) or 'none'}"
-            )
+        chosen_relations(self.config.name, self.database.version.schemas, relations)
 
 
 class MemorySnapshot(Snapshot):

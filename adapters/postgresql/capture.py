@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from adapters.postgresql.catalog import OWN, Shape, SourceRelation, SourceTables
 from adapters.postgresql.connection import ArrowSession, Session, translated
 from adapters.postgresql.options import Options
 from adapters.postgresql.sql import path, quote, text
+from adapters.postgresql.waker import Waker
 from adapters.spi import COUNT, TRANSACTION, Changes
 from algebra.errors import ConfigurationError, PositionTrimmedError, SchemaChangedError
 from algebra.position import Position
@@ -123,6 +124,24 @@ def create_marker(schema: str, function: str, body: str, *, definer: bool) -> li
         # A mark must not make an application's transaction fail.
         f"GRANT INSERT ON {marker} TO PUBLIC",
     ]
+
+
+def drop_marker(session: Session) -> list[str]:
+    """The statement that takes the marker away, wherever it is."""
+    marker = session.one(
+        "SELECT c.oid::regclass::text FROM pg_class c JOIN pg_trigger t ON t.tgrelid = c.oid"
+        " WHERE c.relname = %s AND c.relkind = 'v' AND t.tgname = '_lockstep_mark'",
+        [MARKER],
+    )
+    return [f"DROP VIEW {marker[0]}"] if marker is not None else []
+
+
+def run_together(session: Session, steps: Sequence[str]) -> None:
+    """Run the statements in one transaction."""
+    if steps:
+        with session.transaction():
+            for step in steps:
+                session.run(step)
 
 
 def drift(prepared: Prepared, relation: SourceRelation | None) -> str | None:
@@ -273,7 +292,16 @@ class View:
 
 
 class Capture(ABC):
-    """A way to learn what changed."""
+    """A way to learn what changed. One connection installs and keeps order, another one reads."""
+
+    def __init__(self, source: str, options: Options, clock: Callable[[], float]) -> None:
+        self._source = source
+        self._options = options
+        self._clock = clock
+        self._control = Session(source, options.conninfo)
+        self._reader = Session(source, options.conninfo)
+        self._waker = Waker()
+        self._locked: tuple[SourceRelation, ...] = ()
 
     @abstractmethod
     def prepare(self, relations: Sequence[str], *, dry_run: bool) -> list[str]:
@@ -283,17 +311,27 @@ class Capture(ABC):
     def remove(self, *, dry_run: bool) -> list[str]:
         """As in the contract."""
 
-    @abstractmethod
-    def open(self, arrow: ArrowLease) -> AbstractContextManager[View]:
+    @contextmanager
+    def open(self, arrow: ArrowLease) -> Iterator[View]:
         """A read transaction whose state is a position of the history."""
+        with translated(self._source):
+            view = self._open(arrow)
+        try:
+            yield view
+        finally:
+            self._reader.rollback()
+
+    @abstractmethod
+    def _open(self, arrow: ArrowLease) -> View:
+        """The transaction, opened by the reader, which is rolled back when it is done with."""
 
     @abstractmethod
     def wait(self, timeout: float) -> None:
         """As in the contract."""
 
-    @abstractmethod
     def wake(self) -> None:
         """As in the contract; from any thread."""
+        self._waker.wake()
 
     @abstractmethod
     def acknowledge(self, position: Position) -> None:

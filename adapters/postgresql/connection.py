@@ -183,7 +183,7 @@ def translate(source: str, text: str, state: str | None) -> LockstepError:
     line = f"source {source!r}: {line}"
     match state:
         case "42501":
-            return ConfigurationError(f"{line}; see the rights that docs/deploying-wrappers.md asks for")
+            return ConfigurationError(f"{line}; see the rights that docs/sources/postgresql.md asks for")
         case "55P03":
             return SourceUnavailableError(f"{line} (option lock_timeout)")
         case "57014":

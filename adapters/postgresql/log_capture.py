@@ -49,57 +49,41 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import psycopg
 import pyarrow as pa
 
-from adapters.global_marks import MARKER, Mark, parts
+from adapters.global_marks import Mark, parts
 from adapters.postgresql.capture import (
-    EPOCH,
-    META,
-    RELATIONS,
     ArrowLease,
     Capture,
     History,
-    Installed,
     Nothing,
-    Prepared,
     View,
     change_schema,
     changed,
-    check_creation,
-    check_rights,
-    create_base,
-    create_marker,
-    drift,
     foreign,
-    known_tables,
     lock_statement,
     not_prepared,
-    note_relation,
-    read_installed,
     read_table,
     record_columns,
     record_table,
+    run_together,
     trimmed,
 )
-from adapters.postgresql.catalog import OWN, SourceRelation, SourceTables
-from adapters.postgresql.connection import ArrowSession, Session, translated
+from adapters.postgresql.catalog import OWN, SourceRelation
+from adapters.postgresql.connection import ArrowSession, translated
 from adapters.postgresql.known import Known, KnownReader
-from adapters.postgresql.options import LOG, Options
-from adapters.postgresql.pgoutput import MARK_PREFIX, TRUNCATE_PREFIX, Entry, RelationMessage, parse
-from adapters.postgresql.sql import path, quote, text
+from adapters.postgresql.log_installation import IDLE, PUBLICATION, LogInstallation, Slot, problems, read_slot
+from adapters.postgresql.options import Options
+from adapters.postgresql.pgoutput import Entry, RelationMessage, parse
+from adapters.postgresql.sql import text
 from adapters.postgresql.stream import LogStream
-from adapters.postgresql.trigger_layout import CANONICAL
 from adapters.postgresql.visibility import Visibility
-from adapters.postgresql.waker import Waker
 from adapters.spi import COUNT, TRANSACTION, Changes
 from algebra.errors import (
-    ConfigurationError,
     LockstepError,
     PositionTrimmedError,
     SchemaChangedError,
@@ -109,9 +93,6 @@ from algebra.position import Position
 
 log = logging.getLogger(__name__)
 
-PUBLICATION = OWN
-IDLE = f"{OWN}.idle"
-SLOT_PREFIX = "lockstep_"
 TEND_SECONDS = 1.0
 IDLE_BYTES = 16 << 20
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
@@ -119,35 +100,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 _NOW = """
     SELECT pg_current_snapshot()::text, (pg_current_wal_insert_lsn() - '0/0')::int8,
            (pg_current_wal_flush_lsn() - '0/0')::int8"""
-_SLOTS = f"""
-    SELECT slot_name, (confirmed_flush_lsn - '0/0')::int8, coalesce(wal_status, '') FROM pg_replication_slots
-    WHERE database = current_database() AND NOT temporary AND plugin = 'pgoutput'
-      AND starts_with(slot_name, {text(SLOT_PREFIX)})
-    ORDER BY slot_name"""
 _FENCE = (
     "BEGIN READ WRITE; SET LOCAL synchronous_commit = local;"
     f" SELECT pg_logical_emit_message(true, '{OWN}:fence', ''); COMMIT"
 )
-
-
-@dataclass(frozen=True)
-class Slot:
-    """The slot that keeps our place; `confirmed` is that place."""
-
-    name: str
-    confirmed: int
-
-    @property
-    def epoch(self) -> str:
-        return self.name.removeprefix(SLOT_PREFIX)
-
-
-def read_slot(session: Session) -> Slot | None:
-    """The slot of this database, if there is one whose history is all there."""
-    for name, confirmed, status in session.rows(_SLOTS):
-        if status != "lost" and confirmed is not None:
-            return Slot(name, confirmed)
-    return None
 
 
 class LogCapture(Capture):
@@ -160,31 +116,22 @@ class LogCapture(Capture):
         shown: Sequence[str] | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._source = source
-        self._options = options
-        self._shown = shown
-        self._clock = clock
-        self._control = Session(source, options.conninfo)
-        self._reader = Session(source, options.conninfo)
-        self._waker = Waker()
+        super().__init__(source, options, clock)
         self._stream = LogStream(source, options.conninfo, PUBLICATION, self._waker.wake, clock)
         self._floor = Position(0)
         self._seen = 0
         self._wanted: Position | None = None
         self._tended_at = clock()
-        self._locked: tuple[SourceRelation, ...] = ()
-        self._known = KnownReader(source, options, shown, self._problems)
+        self._known = KnownReader(source, options, shown, problems)
+        self._installation = LogInstallation(source, options, self._control)
 
     # Installing
 
     def prepare(self, relations: Sequence[str], *, dry_run: bool) -> list[str]:
-        steps, slot_steps = self._plan(relations)
+        steps, slot_steps = self._installation.plan(relations)
         if dry_run:
             return [*steps, *slot_steps]
-        if steps:
-            with self._control.transaction():
-                for step in steps:
-                    self._control.run(step)
+        run_together(self._control, steps)
         for step in slot_steps:
             self._control.run(step)
         if slot_steps:
@@ -192,232 +139,17 @@ class LogCapture(Capture):
         self._locked = ()
         return [*steps, *slot_steps]
 
-    def _plan(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
-        installed = read_installed(self._control, self._source, LOG)
-        tables = known_tables(self._control, self._options, installed, None)
-        wanted = tables.select(names)
-        for relation in wanted:
-            relation.schema_shown(self._source)
-        check_rights(self._control, self._source, wanted, ["SELECT"])
-        self._check_server()
-        steps: list[str] = []
-        if not installed.epoch:
-            check_creation(self._control, self._source, self._options.schema, base=True)
-            steps += create_base(LOG)
-            steps.append(f"CREATE TABLE {IDLE} (epoch text NOT NULL, last int8 NOT NULL, upto int8 NOT NULL)")
-            steps += create_marker(
-                self._options.schema,
-                f"{OWN}.mark",
-                f"PERFORM pg_logical_emit_message(true, {text(MARK_PREFIX)},"
-                " json_build_array(NEW.id, NEW.participants)::text);",
-                definer=False,
-            )
-            steps.append(
-                f"CREATE PUBLICATION {PUBLICATION} WITH (publish = 'insert, update, delete, truncate',"
-                " publish_via_partition_root = true)"
-            )
-        problems = self._problems(self._control, installed, tables)
-        broken = [prepared for prepared in installed.relations if prepared.number in problems]
-        wanted += [
-            tables.relations[prepared.name] for prepared in broken if prepared.name in tables.relations
-        ]
-        have = {p.name for p in installed.relations if p.number not in problems}
-        number = max((p.number for p in installed.relations), default=0)
-        new = {r.name: r for r in wanted if r.name not in have}
-        self._check_owner(list(new.values()))
-        remembered = {oid: identity for prepared in broken for oid, identity in prepared.identity}
-        kept = {oid for relation in new.values() for oid, *_ in self._identities(relation)}
-        for prepared in broken:
-            steps += self._unprepare(prepared, kept)
-        for relation in new.values():
-            number += 1
-            steps += self._prepare_relation(number, relation, remembered)
-        slots = [row[0] for row in self._control.rows(_SLOTS)]
-        slot = read_slot(self._control)
-        slot_steps: list[str] = []
-        if slot is None or problems:
-            name = f"{text(SLOT_PREFIX)} || left({EPOCH}, 16)"
-            slot_steps.append(f"SELECT pg_create_logical_replication_slot({name}, 'pgoutput')")
-            slot_steps += [f"SELECT pg_drop_replication_slot({text(old)})" for old in slots]
-        return steps, slot_steps
-
-    def _prepare_relation(
-        self, number: int, relation: SourceRelation, remembered: Mapping[str, str]
-    ) -> list[str]:
-        identities = self._identities(relation)
-        steps = [
-            f"ALTER TABLE {table} REPLICA IDENTITY FULL"
-            for _, table, identity in identities
-            if identity != "FULL"
-        ]
-        function = f"{OWN}.truncate_{number}"
-        row = quote(f"{OWN} row")
-        steps.append(
-            f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
-            f" {CANONICAL} AS $lockstep$ BEGIN"
-            f" PERFORM pg_logical_emit_message(true, {text(TRUNCATE_PREFIX)}, '{number} []');"
-            f" EXECUTE format('SELECT pg_logical_emit_message(true,"
-            f" {text(TRUNCATE_PREFIX).replace(chr(39), chr(39) * 2)},"
-            f" ''{number} '' || json_agg(part.v)::text) FROM (SELECT {row}::text AS v,"
-            f" (row_number() OVER () - 1) / 500 AS n FROM ONLY %I.%I AS {row}) AS part GROUP BY part.n',"
-            " TG_TABLE_SCHEMA, TG_TABLE_NAME);"
-            " RETURN NULL; END $lockstep$"
-        )
-        for _, table, _ in identities:
-            steps.append(
-                f"CREATE TRIGGER _lockstep_truncate BEFORE TRUNCATE ON {table}"
-                f" FOR EACH STATEMENT EXECUTE FUNCTION {function}()"
-            )
-        steps.append(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE {relation.scanned}")
-        before = [(oid, remembered.get(oid, identity)) for oid, _, identity in identities]
-        steps.append(note_relation(number, relation, [pair for pair in before if pair[1] != "FULL"]))
-        return steps
-
-    def _identities(self, relation: SourceRelation) -> list[tuple[str, str, str]]:
-        """The table and its partitions: oid, name, and replica identity as ALTER TABLE says it.
-
-        Whether old rows are logged is up to the partition, whether they are sent as such is up to the root.
-        """
-        found = []
-        for table in relation.tables:
-            oid, kind, index = self._control.one(
-                "SELECT c.oid::text, c.relreplident::text, (SELECT quote_ident(i.relname) FROM pg_index x"
-                " JOIN pg_class i ON i.oid = x.indexrelid WHERE x.indrelid = c.oid AND x.indisreplident)"
-                " FROM pg_class c WHERE c.oid = %s::regclass",
-                [table],
-            )
-            words = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": f"USING INDEX {index}"}
-            found.append((oid, table, words[kind] if kind != "i" or index else "DEFAULT"))
-        return found
-
-    def _unprepare(self, prepared: Prepared, kept: Collection[str] = ()) -> list[str]:
-        """Undo what was done to one relation, as far as its tables are there and not `kept` (by oid)."""
-        name = f"truncate_{prepared.number}"
-        published = self._control.rows(
-            "SELECT DISTINCT r.prrelid::regclass::text FROM pg_publication_rel r"
-            " JOIN pg_publication p ON p.oid = r.prpubid"
-            " LEFT JOIN (pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid"
-            "            JOIN pg_namespace n ON n.oid = f.pronamespace AND n.nspname = %s AND f.proname = %s)"
-            "   ON r.prrelid = t.tgrelid OR r.prrelid IN (SELECT relid FROM"
-            " pg_partition_ancestors(t.tgrelid))"
-            " WHERE p.pubname = %s AND (t.oid IS NOT NULL OR r.prrelid = to_regclass(%s))",
-            [OWN, name, PUBLICATION, path(prepared.schema, prepared.table)],
-        )
-        steps = [f"ALTER PUBLICATION {PUBLICATION} DROP TABLE {table}" for (table,) in published]
-        steps.append(f"DROP FUNCTION {OWN}.{name}() CASCADE")
-        for oid, identity in prepared.identity:
-            table = self._control.one(
-                "SELECT oid::regclass::text FROM pg_class WHERE oid = %s::oid AND relreplident = 'f'", [oid]
-            )
-            if table is not None and oid not in kept:
-                steps.append(f"ALTER TABLE {table[0]} REPLICA IDENTITY {identity}")
-        steps.append(f"DELETE FROM {RELATIONS} WHERE number = {prepared.number}")
-        return steps
-
-    def _check_server(self) -> None:
-        level, role = self._control.one(
-            "SELECT current_setting('wal_level'),"
-            " (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user)"
-        )
-        if level != "logical":
-            raise ConfigurationError(
-                f"source {self._source!r}: wal_level is {level}; set wal_level = logical and restart"
-                " the server,"
-                " or use capture: trigger"
-            )
-        if not role:
-            user = self._control.one("SELECT quote_ident(current_user)")[0]
-            raise ConfigurationError(
-                f"source {self._source!r}: the right to replicate is missing; ALTER ROLE {user} REPLICATION,"
-                " or use capture: trigger"
-            )
-
-    def _check_owner(self, relations: Sequence[SourceRelation]) -> None:
-        for relation in relations:
-            owns, owner, user = self._control.one(
-                "SELECT pg_has_role(relowner, 'USAGE'), quote_ident(pg_get_userbyid(relowner)),"
-                " quote_ident(current_user) FROM pg_class WHERE oid = %s::oid",
-                [relation.oid],
-            )
-            if not owns:
-                raise ConfigurationError(
-                    f"source {self._source!r}: only its owner may publish {relation.qualified}; GRANT"
-                    f" {owner} TO"
-                    f" {user}, or let the owner prepare it once"
-                )
-
     def remove(self, *, dry_run: bool) -> list[str]:
-        steps: list[str] = []
-        slots = [f"SELECT pg_drop_replication_slot({text(row[0])})" for row in self._control.rows(_SLOTS)]
-        installed = read_installed(self._control, self._source, LOG)
-        if installed.epoch:
-            for prepared in installed.relations:
-                steps += self._unprepare(prepared)
-            marker = self._control.one(
-                "SELECT c.oid::regclass::text FROM pg_class c JOIN pg_trigger t ON t.tgrelid = c.oid"
-                " WHERE c.relname = %s AND c.relkind = 'v' AND t.tgname = '_lockstep_mark'",
-                [MARKER],
-            )
-            if marker is not None:
-                steps.append(f"DROP VIEW {marker[0]}")
-            steps.append(f"DROP PUBLICATION IF EXISTS {PUBLICATION}")
-            steps.append(f"DROP FUNCTION IF EXISTS {OWN}.mark()")
-            steps += [f"DROP TABLE {table}" for table in (IDLE, RELATIONS, META)]
-            steps.append(f"DROP SCHEMA {OWN}")
+        steps, slots = self._installation.removal()
         if not dry_run:
             self._stream.close()
-            if steps:
-                with self._control.transaction():
-                    for step in steps:
-                        self._control.run(step)
+            run_together(self._control, steps)
             for step in slots:
                 self._control.run(step)
             self._locked = ()
         return [*steps, *slots]
 
-    @staticmethod
-    def _problems(session: Session, installed: Installed, tables: SourceTables) -> dict[int, str]:
-        """The prepared relations whose capture no longer works, by number, with the reason in words."""
-        oids = [oid for relation in tables.relations.values() for oid in relation.oids]
-        found = {
-            oid: state
-            for oid, *state in session.rows(
-                "SELECT c.oid::int8, c.relreplident = 'f',"
-                " (SELECT array_agg(p.proname::text) FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid"
-                "   JOIN pg_namespace n ON n.oid = p.pronamespace"
-                "   WHERE t.tgrelid = c.oid AND n.nspname = %s AND t.tgenabled IN ('O', 'A')),"
-                " EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid"
-                "   WHERE p.pubname = %s AND r.prrelid = c.oid)"
-                " FROM pg_class c WHERE c.oid = ANY (%s::oid[])",
-                [OWN, PUBLICATION, oids],
-            )
-        }
-        problems = {}
-        for prepared in installed.relations:
-            relation = tables.relations.get(prepared.name)
-            problem = drift(prepared, relation)
-            if problem is None and relation is not None:
-                states = [found[oid] for oid in relation.oids]
-                if not all(full for full, _, _ in states):
-                    problem = "lost its replica identity"
-                elif not all(f"truncate_{prepared.number}" in (triggers or ()) for _, triggers, _ in states):
-                    problem = "lost its trigger"
-                elif not states[0][2]:
-                    problem = "is no longer published"
-            if problem is not None:
-                problems[prepared.number] = problem
-        return problems
-
     # Reading
-
-    @contextmanager
-    def open(self, arrow: ArrowLease) -> Iterator[View]:
-        with translated(self._source):
-            view = self._open(arrow)
-        try:
-            yield view
-        finally:
-            self._reader.rollback()
 
     def _open(self, arrow: ArrowLease) -> View:
         deadline = self._clock() + self._options.lock_timeout
@@ -517,9 +249,6 @@ class LogCapture(Capture):
                 with translated(self._source):
                     self._stream.check()
                 return
-
-    def wake(self) -> None:
-        self._waker.wake()
 
     def acknowledge(self, position: Position) -> None:
         if self._wanted is None or self._wanted < position or self._wanted.token[:16] != position.token[:16]:

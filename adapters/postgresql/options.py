@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import ProgrammingError
 
+from adapters.options import GivenOptions
 from adapters.rate_limit import FOOTPRINT_OPTIONS, Footprint
 from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError
@@ -79,26 +78,21 @@ def parse(config: SourceConfig) -> Options:
     capture = config.capture or LOG
     if capture not in (LOG, TRIGGER):
         raise ConfigurationError(f"source {config.name!r}: capture {capture!r} is not {LOG} or {TRIGGER}")
-    given = dict(config.options)
-    unknown = sorted(set(given) - {*OPTIONS, *FOOTPRINT_OPTIONS})
-    if unknown:
-        raise ConfigurationError(
-            f"source {config.name!r}: unknown option {unknown[0]!r}; a postgresql source has: "
-            + ", ".join(sorted((*OPTIONS, *FOOTPRINT_OPTIONS)))
-        )
+    given = GivenOptions.of(config)
+    given.refuse_unknown((*OPTIONS, *FOOTPRINT_OPTIONS), "a postgresql source has")
     footprint = Footprint.of(config)
     options = Options(
         conninfo="",
         capture=capture,
         footprint=footprint,
-        schema=_typed(config, given, "schema", str, "public"),
-        exclude=_names(config, given, "exclude"),
-        numeric_scale=_scale(config, given),
-        lock_timeout=_number(config, given, "lock_timeout", 10.0),
-        connect_timeout=_number(config, given, "connect_timeout", 10.0),
-        wal_limit_mb=_number(config, given, "wal_limit_mb", 1024.0),
-        notify=_typed(config, given, "notify", bool, True) if "notify" in given else None,
-        trim_seconds=_number(config, given, "trim_seconds", 1.0),
+        schema=given.text("schema", "public"),
+        exclude=frozenset(given.names("exclude")),
+        numeric_scale=given.whole("numeric_scale", 10, most=38),
+        lock_timeout=given.seconds("lock_timeout", 10.0),
+        connect_timeout=given.seconds("connect_timeout", 10.0),
+        wal_limit_mb=given.number("wal_limit_mb", 1024.0),
+        notify=given.flag("notify", True) if "notify" in given.values else None,
+        trim_seconds=given.seconds("trim_seconds", 1.0),
     )
     return replace(options, conninfo=_conninfo(config, options))
 
@@ -121,33 +115,3 @@ def _conninfo(config: SourceConfig, options: Options) -> str:
         application_name=f"lockstep {config.name}",
         connect_timeout=str(max(2, round(options.connect_timeout))) if options.connect_timeout else "0",
     )
-
-
-def _typed(config: SourceConfig, given: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
-    value = given.get(name, default)
-    if not isinstance(value, kind):
-        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, not a {kind.__name__}")
-    return value
-
-
-def _number(config: SourceConfig, given: Mapping[str, Any], name: str, default: float) -> float:
-    value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, not a number from 0")
-    return float(value)
-
-
-def _scale(config: SourceConfig, given: Mapping[str, Any]) -> int:
-    value = given.get("numeric_scale", 10)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 38:
-        raise ConfigurationError(
-            f"source {config.name!r}: option numeric_scale is {value!r}, not a number of digits from 0 to 38"
-        )
-    return value
-
-
-def _names(config: SourceConfig, given: Mapping[str, Any], name: str) -> frozenset[str]:
-    value = given.get(name, ())
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise ConfigurationError(f"source {config.name!r}: option {name} is {value!r}, not a list of names")
-    return frozenset(value)

@@ -29,14 +29,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
 
-from adapters.global_marks import MARKER, Mark, parts
+from adapters.global_marks import Mark, parts
 from adapters.postgresql import trigger_layout as layout
 from adapters.postgresql.capture import (
     EPOCH,
@@ -52,6 +51,7 @@ from adapters.postgresql.capture import (
     check_creation,
     check_rights,
     drift,
+    drop_marker,
     foreign,
     known_tables,
     lock_statement,
@@ -60,6 +60,7 @@ from adapters.postgresql.capture import (
     read_table,
     record_columns,
     record_table,
+    run_together,
     trimmed,
 )
 from adapters.postgresql.catalog import OWN, SourceRelation, SourceTables
@@ -69,7 +70,6 @@ from adapters.postgresql.known import Known, KnownReader
 from adapters.postgresql.options import TRIGGER, Options
 from adapters.postgresql.sql import text
 from adapters.postgresql.visibility import Visibility
-from adapters.postgresql.waker import Waker
 from adapters.spi import Changes
 from algebra.errors import ConfigurationError, SourceUnavailableError
 from algebra.position import Position
@@ -100,16 +100,9 @@ class TriggerCapture(Capture):
         shown: Sequence[str] | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._source = source
-        self._options = options
-        self._shown = shown
-        self._clock = clock
-        self._control = Session(source, options.conninfo)
-        self._reader = Session(source, options.conninfo)
+        super().__init__(source, options, clock)
         self._listener = Session(source, options.conninfo)
         self._listening = False
-        self._waker = Waker()
-        self._locked: tuple[SourceRelation, ...] = ()
         self._known = KnownReader(source, options, shown, self._problems)
         self._trimmed = Position(0)
         self._trimmed_at = clock() - options.trim_seconds
@@ -119,9 +112,7 @@ class TriggerCapture(Capture):
     def prepare(self, relations: Sequence[str], *, dry_run: bool) -> list[str]:
         steps = self._plan(relations)
         if steps and not dry_run:
-            with self._control.transaction():
-                for step in steps:
-                    self._control.run(step)
+            run_together(self._control, steps)
             self._locked = ()
         return steps
 
@@ -187,21 +178,13 @@ class TriggerCapture(Capture):
         if installed.epoch:
             for prepared in installed.relations:
                 steps += self._unprepare(prepared)
-            marker = self._control.one(
-                "SELECT c.oid::regclass::text FROM pg_class c JOIN pg_trigger t ON t.tgrelid = c.oid"
-                " WHERE c.relname = %s AND c.relkind = 'v' AND t.tgname = '_lockstep_mark'",
-                [MARKER],
-            )
-            if marker is not None:
-                steps.append(f"DROP VIEW {marker[0]}")
+            steps += drop_marker(self._control)
             steps.append(f"DROP FUNCTION IF EXISTS {OWN}.mark()")
             own = (layout.COMMITS, layout.MARKS, layout.STATEMENTS, RELATIONS, META)
             steps += [f"DROP TABLE {table}" for table in own]
             steps.append(f"DROP SCHEMA {OWN}")
         if steps and not dry_run:
-            with self._control.transaction():
-                for step in steps:
-                    self._control.run(step)
+            run_together(self._control, steps)
             self._locked = ()
         return steps
 
@@ -229,15 +212,6 @@ class TriggerCapture(Capture):
         return problems
 
     # Reading
-
-    @contextmanager
-    def open(self, arrow: ArrowLease) -> Iterator[View]:
-        with translated(self._source):
-            view = self._open(arrow)
-        try:
-            yield view
-        finally:
-            self._reader.rollback()
 
     def _open(self, arrow: ArrowLease) -> View:
         self._listen()
@@ -356,9 +330,6 @@ class TriggerCapture(Capture):
             if getattr(error, "sqlstate", None) in ("42P01", "3F000"):
                 return False  # nothing is prepared
             raise
-
-    def wake(self) -> None:
-        self._waker.wake()
 
     # Trimming
 

@@ -14,14 +14,14 @@ from sqlalchemy import Connection
 from sqlalchemy.engine.reflection import Inspector, ObjectKind
 from sqlalchemy.exc import SAWarning
 
+from adapters.relations import chosen_relations, shown_columns
 from adapters.shadow.history import Shape
 from adapters.shadow.types import duckdb_name
-from adapters.spi import TRANSACTION
 from adapters.sqlalchemy.dialects import SNAPSHOT_STORAGE
 from adapters.sqlalchemy.options import NO_ISOLATION, Options
 from adapters.sqlalchemy.types import ColumnType, Expression, column_type
 from algebra.errors import ConfigurationError
-from algebra.schema import COUNT, Catalog, Column, RelationSchema
+from algebra.schema import Catalog, RelationSchema
 
 Place = tuple[str | None, str]
 """Schema and name of a table as SQLAlchemy has them; None is the connection's own schema."""
@@ -78,20 +78,10 @@ class SourceRelation:
         flaw = self.flaw or ("" if self.columns else "shows no column; leave it out")
         if flaw:
             raise ConfigurationError(f"relation {source}.{self.name} {flaw}")
-        columns = []
-        for column in self.columns:
-            remedy = f"name it in option `exclude` as {self.name}.{column.name}, or leave the relation out"
-            if column.type is None or duckdb_name(column.type.arrow) is None:
-                raise ConfigurationError(
-                    f"column {source}.{self.name}.{column.name} has type {column.declared}, "
-                    f"which is not supported; {remedy}"
-                )
-            if column.name in (COUNT, TRANSACTION):
-                raise ConfigurationError(
-                    f"column {source}.{self.name}.{column.name} has a name that Lockstep reserves; {remedy}"
-                )
-            columns.append(Column(column.name, column.type.arrow, column.nullable))
-        return RelationSchema(self.name, tuple(columns), self.key)
+        columns = shown_columns(
+            source, self.name, self.columns, is_supported=lambda type_: duckdb_name(type_) is not None
+        )
+        return RelationSchema(self.name, columns, self.key)
 
 
 @dataclass(frozen=True)
@@ -101,19 +91,14 @@ class SourceTables:
     source: str
     relations: Mapping[str, SourceRelation]
 
-    def select(self, names: Iterable[str]) -> list[SourceRelation]:
-        """The relations of these names; ConfigurationError lists what exists if one does not."""
-        wanted = list(dict.fromkeys(names))
-        for name in wanted:
-            if name not in self.relations:
-                known = ", ".join(sorted(self.relations)) or "none that this user may read"
-                raise ConfigurationError(f"source {self.source!r} has no relation {name!r}; it has: {known}")
-        return [self.relations[name] for name in wanted]
+    def select(self, names: Iterable[str] | None) -> list[SourceRelation]:
+        """The relations of these names, or all; ConfigurationError lists what exists if one does not."""
+        none = "none that this user may read"
+        return list(chosen_relations(self.source, self.relations, names, none=none).values())
 
     def catalog(self, names: Sequence[str] | None) -> Catalog:
         """What the source shows: the named relations, or all."""
-        chosen = self.select(self.relations if names is None else names)
-        return Catalog(self.source, {r.name: r.shown(self.source) for r in chosen})
+        return Catalog(self.source, {r.name: r.shown(self.source) for r in self.select(names)})
 
     def present(self, names: Sequence[str] | None) -> Catalog:
         """Of the named relations, or all, those that are there and can be shown."""

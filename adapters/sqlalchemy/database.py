@@ -107,7 +107,7 @@ class Database:
         except NoSuchModuleError:
             raise ConfigurationError(
                 f"source {self._source!r}: no SQLAlchemy dialect {driver!r} is installed; "
-                "see the list of databases in docs/deploying-wrappers.md"
+                "see the list of databases in docs/sources/sqlalchemy.md"
             ) from None
         except ImportError as error:
             raise ConfigurationError(

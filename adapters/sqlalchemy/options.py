@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from adapters.options import GivenOptions
 from adapters.rate_limit import FOOTPRINT_OPTIONS, Footprint
 from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError
@@ -79,32 +79,27 @@ def parse(config: SourceConfig) -> Options:
         ) from None
     if config.capture not in (None, DIFF):
         raise ConfigurationError(f"{where}: capture {config.capture!r} is not {DIFF}")
-    given = dict(config.options)
     known = {f.name for f in fields(Options)} - _NOT_OPTIONS | set(FOOTPRINT_OPTIONS) | {"overlap"}
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise ConfigurationError(
-            f"{where}: unknown option {unknown[0]!r}; a sqlalchemy source has: {', '.join(sorted(known))}"
-        )
-    read = _Reader(where, given)
-    overlap = read.number("overlap", 300.0)
+    given = GivenOptions.of(config)
+    given.refuse_unknown(known, "a sqlalchemy source has")
+    overlap = given.seconds("overlap", 300.0)
     return Options(
         url=url,
-        shadow=Path(read.text("shadow", default_shadow(config.name))),
+        shadow=Path(given.text("shadow", default_shadow(config.name))),
         footprint=Footprint.of(config),
-        poll_interval=read.number("poll_interval", Options.poll_interval),
-        isolation=read.text("isolation", Options.isolation),
-        schemas=read.names("schemas"),
-        exclude=frozenset(read.names("exclude")),
-        hints=read.hints(overlap),
-        full_every=read.number("full_every", Options.full_every),
-        chunk_rows=read.count("chunk_rows", Options.chunk_rows, least=1),
-        numeric_scale=read.count("numeric_scale", Options.numeric_scale, least=0),
-        memory_limit=read.text("memory_limit", Options.memory_limit),
-        trim=read.flag("trim", Options.trim),
-        trim_entries=read.count("trim_entries", Options.trim_entries, least=0),
-        trim_seconds=read.number("trim_seconds", Options.trim_seconds),
-        lock_timeout=read.number("lock_timeout", Options.lock_timeout),
+        poll_interval=given.seconds("poll_interval", Options.poll_interval),
+        isolation=given.text("isolation", Options.isolation),
+        schemas=given.names("schemas"),
+        exclude=frozenset(given.names("exclude")),
+        hints=_hints(given, overlap),
+        full_every=given.seconds("full_every", Options.full_every),
+        chunk_rows=given.whole("chunk_rows", Options.chunk_rows, least=1),
+        numeric_scale=given.whole("numeric_scale", Options.numeric_scale),
+        memory_limit=given.text("memory_limit", Options.memory_limit),
+        trim=given.flag("trim", Options.trim),
+        trim_entries=given.whole("trim_entries", Options.trim_entries),
+        trim_seconds=given.seconds("trim_seconds", Options.trim_seconds),
+        lock_timeout=given.seconds("lock_timeout", Options.lock_timeout),
     )
 
 
@@ -117,51 +112,15 @@ def default_shadow(source: str) -> str:
     return re.sub(r"[^\w.-]", "_", source) + ".lockstep-shadow.duckdb"
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Options as they were given, with errors that say what they should be."""
-
-    where: str
-    given: Mapping[str, Any]
-
-    def text(self, name: str, default: str) -> str:
-        value = self.given.get(name, default)
-        return value if isinstance(value, str) else self._wrong(name, value, "a text")
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.given.get(name, default)
-        return value if isinstance(value, bool) else self._wrong(name, value, "true or false")
-
-    def number(self, name: str, default: float) -> float:
-        value = self.given.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            self._wrong(name, value, "a time in seconds")
-        return float(value)
-
-    def count(self, name: str, default: int, *, least: int) -> int:
-        value = self.given.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            self._wrong(name, value, f"a number of at least {least}")
-        return int(value)
-
-    def names(self, name: str) -> tuple[str, ...]:
-        value = self.given.get(name, ())
-        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            self._wrong(name, value, "a list of names")
-        return tuple(value)
-
-    def hints(self, overlap: float) -> Mapping[str, Hint]:
-        value = self.given.get("hints", {})
-        wanted = f"like {{relation: {{{MODIFIED_AT}: column}}}} or {{relation: {{{VERSION}: column}}}}"
-        if not isinstance(value, dict):
-            self._wrong("hints", value, wanted)
-        found = {}
-        for relation, hint in value.items():
-            if not isinstance(hint, dict) or len(hint) != 1 or next(iter(hint)) not in (MODIFIED_AT, VERSION):
-                self._wrong(f"hints.{relation}", hint, wanted)
-            ((kind, column),) = hint.items()
-            found[str(relation)] = Hint(str(column), overlap if kind == MODIFIED_AT else 0.0)
-        return found
-
-    def _wrong(self, name: str, value: object, wanted: str) -> Any:
-        raise ConfigurationError(f"{self.where}: option {name} is {value!r}, not {wanted}")
+def _hints(given: GivenOptions, overlap: float) -> Mapping[str, Hint]:
+    value = given.values.get("hints", {})
+    wanted = f"like {{relation: {{{MODIFIED_AT}: column}}}} or {{relation: {{{VERSION}: column}}}}"
+    if not isinstance(value, dict):
+        raise given.error("hints", value, wanted)
+    found = {}
+    for relation, hint in value.items():
+        if not isinstance(hint, dict) or len(hint) != 1 or next(iter(hint)) not in (MODIFIED_AT, VERSION):
+            raise given.error(f"hints.{relation}", hint, wanted)
+        ((kind, column),) = hint.items()
+        found[str(relation)] = Hint(str(column), overlap if kind == MODIFIED_AT else 0.0)
+    return found

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import ClassVar
 
 from adapters.rate_limit import RateLimit
+from adapters.relations import chosen_relations
 from adapters.spi import Adapter, Boundaries, Capabilities, CaptureProfile, Snapshot, SourceConfig
 from adapters.sqlite.capture import install_steps, read_state, remember_journal_mode, remove_steps
 from adapters.sqlite.connection import READ_TIMEOUT_MS, Database, FileIdentity, database_path
 from adapters.sqlite.options import SqliteOptions
-from adapters.sqlite.schema import BaseTable, read_tables, row_estimate
+from adapters.sqlite.schema import read_tables, row_estimate
 from adapters.sqlite.session import WRITE_TIMEOUT_MS, Session
 from adapters.sqlite.snapshot import SqliteSnapshot, epoch_of
 from adapters.sqlite.trim import trim
@@ -71,7 +72,7 @@ class SqliteAdapter(Adapter):
 
     def catalog(self) -> Catalog:
         with self._using() as session:
-            tables = self._chosen(read_tables(session.writer), self.config.relations)
+            tables = chosen_relations(self.config.name, read_tables(session.writer), self.config.relations)
             relations = {
                 name: table.relation(row_estimate(session.writer, table)) for name, table in tables.items()
             }
@@ -80,7 +81,7 @@ class SqliteAdapter(Adapter):
     def prepare(self, relations: Sequence[str], *, dry_run: bool = False) -> list[str]:
         with self._using() as session:
             tables = read_tables(session.writer)
-            self._chosen(tables, relations)
+            chosen_relations(self.config.name, tables, relations)
             state = read_state(session.writer)
             steps = install_steps(state, tables, relations, replace=self._options.capture_replace)
             mode = session.journal_mode()
@@ -192,17 +193,6 @@ class SqliteAdapter(Adapter):
                 session.renew()
                 session.relieve(idle=True)
             return False
-
-    def _chosen(self, tables: dict[str, BaseTable], names: Sequence[str] | None) -> dict[str, BaseTable]:
-        if names is None:
-            return tables
-        unknown = [name for name in names if name not in tables]
-        if unknown:
-            known = ", ".join(tables) or "none"
-            raise ConfigurationError(
-                f"source {self.config.name!r} has no relation {unknown[0]!r}; it has: {known}"
-            )
-        return {name: tables[name] for name in names}
 
     def _change(self, session: Session, steps: list[str]) -> None:
         """Run the steps in one transaction, except changes of the journal mode, which allow none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from adapters.options import GivenOptions
 from adapters.rate_limit import Footprint
 from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError
@@ -36,24 +37,11 @@ class SqliteOptions:
             raise ConfigurationError(
                 f"source {config.name!r}: capture {config.capture!r} is unknown for SQLite; it has: trigger"
             )
-        unknown = sorted(set(config.options) - set(_KNOWN))
-        if unknown:
-            raise ConfigurationError(
-                f"source {config.name!r}: unknown option {unknown[0]!r}; SQLite has: {', '.join(_KNOWN)}"
-            )
-        limit = config.options.get("wal_limit_mb", 64)
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise ConfigurationError(f"source {config.name!r}: wal_limit_mb must be a whole number above 0")
+        given = GivenOptions.of(config)
+        given.refuse_unknown(_KNOWN, "SQLite has")
         return cls(
-            switch_to_wal=_choice(config, "journal", "wal", "keep"),
-            capture_replace=_choice(config, "replace", "capture", "never"),
-            wal_limit=limit * _MEBIBYTE,
+            switch_to_wal=given.choice("journal", "wal", "keep") == "wal",
+            capture_replace=given.choice("replace", "capture", "never") == "capture",
+            wal_limit=given.whole("wal_limit_mb", 64, least=1) * _MEBIBYTE,
             rate_limit=Footprint.of(config).rate_limit,
         )
-
-
-def _choice(config: SourceConfig, option: str, default: str, other: str) -> bool:
-    value = config.options.get(option, default)
-    if value not in (default, other):
-        raise ConfigurationError(f"source {config.name!r}: {option} must be {default!r} or {other!r}")
-    return bool(value == default)

@@ -13,6 +13,9 @@ import grpc
 from lab.bench.errors import BenchmarkError
 from protos.lockstep.v1 import mediator_pb2 as pb
 from protos.lockstep.v1.mediator_pb2_grpc import MediatorServiceStub
+from protos.security.settings import PLAIN
+from protos.security.tls import open_channel
+from protos.version import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,8 +28,6 @@ QUIET_SECONDS = 20.0
 
 PAUSED_SECONDS = 15.0
 """How long a view may be paused; a restarted mediator takes a moment to reach its sources."""
-
-_NO_LIMIT = [("grpc.max_receive_message_length", -1)]
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class MediatorClient:
 
     def __init__(self, address: str, view: str) -> None:
         self._view = view
-        self._channel = grpc.insecure_channel(address, options=_NO_LIMIT)
+        self._channel = open_channel(address, PLAIN, PROTOCOL_VERSION)
         self._stub = MediatorServiceStub(self._channel)
 
     def create_view(self, sql: str, max_batch: int, timeout: float) -> None:

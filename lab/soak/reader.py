@@ -16,8 +16,10 @@ from lab.soak.layout import TICKET, View
 from lab.soak.oracle import Bag, Change
 from protos.lockstep.v1 import mediator_pb2 as pb
 from protos.lockstep.v1.mediator_pb2_grpc import MediatorServiceStub
+from protos.security.settings import PLAIN
+from protos.security.tls import open_channel
+from protos.version import PROTOCOL_VERSION
 
-_NO_LIMIT = [("grpc.max_receive_message_length", -1)]
 _CALL_SECONDS = 60.0
 _Answer = TypeVar("_Answer")
 
@@ -30,7 +32,8 @@ class Reader:
 
     @contextmanager
     def _stub(self) -> Iterator[MediatorServiceStub]:
-        with grpc.insecure_channel(self._deployment.address or "127.0.0.1:1", options=_NO_LIMIT) as channel:
+        address = self._deployment.address or "127.0.0.1:1"
+        with open_channel(address, PLAIN, PROTOCOL_VERSION) as channel:
             yield MediatorServiceStub(channel)
 
     def status(self) -> pb.GetStatusResponse:

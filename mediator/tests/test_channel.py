@@ -17,7 +17,8 @@ from algebra.expressions import ColumnRef
 from algebra.global_transaction import GlobalTransaction
 from algebra.local_view import LocalView, Occurrence, OutputColumn
 from algebra.position import Position
-from mediator.channel import SourceChannel, SourceUpdate
+from mediator.channel import SourceChannel
+from mediator.reported_views import SourceUpdate
 from protos.lockstep.v1 import types_pb2, wrapper_pb2_grpc
 from protos.lockstep.v1 import wrapper_pb2 as pb
 

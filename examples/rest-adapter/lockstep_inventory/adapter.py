@@ -16,7 +16,9 @@ import duckdb
 import pyarrow as pa
 
 from adapters.local_join import evaluate
+from adapters.options import GivenOptions
 from adapters.rate_limit import FOOTPRINT_OPTIONS, Footprint, RateLimit
+from adapters.relations import chosen_relations
 from adapters.spi import (
     COUNT,
     Adapter,
@@ -66,10 +68,9 @@ class InventoryAdapter(Adapter):
             raise ConfigurationError(
                 f"source {config.name!r}: the url must be http://host:port/inventory, not {config.url!r}"
             )
-        unknown = sorted(set(config.options) - set(OPTIONS))
-        if unknown or config.capture not in (None, *self.captures):
-            what = f"option {unknown[0]!r}" if unknown else f"capture {config.capture!r}"
-            raise ConfigurationError(f"source {config.name!r}: unknown {what}")
+        if config.capture not in (None, *self.captures):
+            raise ConfigurationError(f"source {config.name!r}: unknown capture {config.capture!r}")
+        GivenOptions.of(config).refuse_unknown(OPTIONS)
         footprint = Footprint.of(config)
         self._client = Client(
             config.name, config.url, str(config.options.get("token", "")), footprint.statement_timeout
@@ -86,13 +87,11 @@ class InventoryAdapter(Adapter):
 
     def catalog(self) -> Catalog:
         schemas = schemas_of(self._client.call("GET", "tables")["tables"])
-        shown = tuple(schemas) if self.config.relations is None else self.config.relations
-        self._refuse_unknown(shown, schemas)
-        return Catalog(self.config.name, {name: schemas[name] for name in shown})
+        return Catalog(self.config.name, chosen_relations(self.config.name, schemas, self.config.relations))
 
     def prepare(self, relations: Sequence[str], *, dry_run: bool = False) -> list[str]:
         specs = self._client.call("GET", "tables")["tables"]
-        self._refuse_unknown(relations, specs)
+        chosen_relations(self.config.name, specs, relations)
         feed = self._read_feed()
         followed = feed["tables"] if feed else {}
         wanted = [name for name in dict.fromkeys((*followed, *relations)) if name in specs]
@@ -161,14 +160,6 @@ class InventoryAdapter(Adapter):
         except GoneError:
             return None
         return feed
-
-    def _refuse_unknown(self, relations: Sequence[str], known: Mapping[str, object]) -> None:
-        unknown = [name for name in relations if name not in known]
-        if unknown:
-            raise ConfigurationError(
-                f"source {self.config.name!r} has no relation {unknown[0]!r}; "
-                f"it has: {', '.join(sorted(known)) or 'none'}"
-            )
 
 
 class InventorySnapshot(Snapshot):
