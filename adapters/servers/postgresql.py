@@ -1,4 +1,4 @@
-"""A private PostgreSQL server: its own folder, a free port of the loopback interface, no safety from power cuts.
+"""A private PostgreSQL server: its own folder, a free port of the loopback interface, no care for power cuts.
 
     with PostgresServer.started() as server:
         url = server.url(server.create_database())

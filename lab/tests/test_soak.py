@@ -7,12 +7,14 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from lab.soak.kinds import KINDS
+from lab.soak.deployment import Deployment, Settings
+from lab.soak.kinds import KINDS, available
 from lab.soak.layout import TICKET, View, sources_of, views_of
 from lab.soak.oracle import Bag, Change, Journal, Recompute, check
 from lab.soak.proxy import FAIR, Proxy, Weather
@@ -98,20 +100,29 @@ def test_the_oracle_accepts_what_is_right_and_nothing_else(view: View) -> None:
 
 
 def test_every_kind_can_be_written_and_locked(tmp_path: Path) -> None:
-    for source in sources_of(list(KINDS), tmp_path):
-        kind = KINDS[source.kind]
-        kind.create(source.path, source.relations)
-        relation = source.relations[0]
-        database = kind.connect(source.path)
-        kind.insert(database, relation, (1, None, None))
-        kind.insert(database, relation, (1, None, None))
-        kind.delete_one(database, relation, (1, None, None))
-        kind.set_ticket(database, relation, 5)
-        rows = Counter(kind.rows(database, f"SELECT * FROM {relation.name}"))
-        database.close()
-        assert rows == Counter({(TICKET, TICKET, 5): 1, (1, None, None): 1}), source.kind
-        with kind.locked(source.path):
-            pass
+    with Deployment(Settings(tmp_path, available()[0])) as deployment:
+        for source in deployment.sources:
+            kind = KINDS[source.kind]
+            relation = source.relations[0]
+            with closing(kind.open(source)) as store:
+                store.begin()
+                store.insert(relation, (1, None, None))
+                store.insert(relation, (1, None, None))
+                store.delete_one(relation, (1, None, None))
+                store.set_ticket(relation, 1)
+                changes = [(relation.name, 1, (1, None, None))]
+                store.commit(1, changes)
+                store.begin()
+                store.insert(relation, (2, 2, None))
+                store.rollback()
+                assert store.last() == 1
+                assert store.journal() == [(1, changes)], source.kind
+                rows = store.rows(relation)
+            assert rows == Counter({(TICKET, TICKET, 1): 1, (1, None, None): 1}), source.kind
+            with kind.locked(source):
+                pass
+            with closing(kind.open(source)) as store:
+                assert store.rows(relation) == rows, source.kind
 
 
 def test_the_proxy_passes_cuts_and_falls_silent() -> None:
