@@ -162,6 +162,25 @@ def test_marks_do_not_pile_up(source: Source) -> None:
     assert [t.part_of.id for t in entries(adapter, before) if t.part_of is not None] == ["b"]
 
 
+def test_other_tables_after_a_crash_are_not_taken_for_ours(own_server: MariaDBServer) -> None:
+    """A server numbers the tables in its binlog anew from each start, and a crash leaves no mark of its end."""
+    source = Source(own_server)
+    try:
+        source.run(ITEM)
+        others = [f"other_{number}" for number in range(60)]
+        source.run(*(f"CREATE TABLE {other} LIKE item" for other in others))
+        _, start = source.prepared("log", "item")
+        source.run("INSERT INTO item VALUES (1, 'x')")
+        own_server.kill()
+        own_server.start()
+        source.run(*(f"INSERT INTO {other} VALUES (7, 'not ours')" for other in others))
+        source.run("INSERT INTO item VALUES (2, 'y')")
+        found = entries(source.adapter("log"), start)
+        assert [list(t.deltas["item"].to_dict()) for t in found] == [[(1, "x")], [(2, "y")]]
+    finally:
+        source.close()
+
+
 @pytest.fixture
 def own_server() -> Iterator[MariaDBServer]:
     if reason := why_not():
