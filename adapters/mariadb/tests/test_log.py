@@ -163,7 +163,7 @@ def test_marks_do_not_pile_up(source: Source) -> None:
 
 
 def test_other_tables_after_a_crash_are_not_taken_for_ours(own_server: MariaDBServer) -> None:
-    """A server numbers the tables in its binlog anew from each start, and a crash leaves no mark of its end."""
+    """A server numbers the tables in its binlog anew from each start, and a crash leaves no mark of it."""
     source = Source(own_server)
     try:
         source.run(ITEM)
