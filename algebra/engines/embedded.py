@@ -8,6 +8,7 @@ concerns few rows, and evaluates no expression, is left to the reference engine.
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ def quote(identifier: str) -> str:
 
 
 class EmbeddedEngine(Engine):
-    """Joins in DuckDB. `memory_limit` bounds DuckDB's buffers; beyond it, joins spill to `spill`.
+    """Joins in DuckDB. `memory_limit` bounds DuckDB's buffers; beyond it, joins spill to a temporary folder.
 
     `few_rows` is up to how many rows a computation is done row by row; 0 means never.
     """
@@ -50,23 +51,25 @@ class EmbeddedEngine(Engine):
         *,
         threads: int = 2,
         memory_limit: str = "1GiB",
-        spill: Path | None = None,
         few_rows: int = 64,
     ) -> None:
-        config: dict[str, str | bool | int | float | list[str]] = {
-            "threads": threads,
-            "memory_limit": memory_limit,
-            "preserve_insertion_order": "false",
-        }
-        if spill is not None:
-            config["temp_directory"] = str(spill)
-        self._connection = duckdb.connect(config=config)
+        # DuckDB's own choice is the working directory, which is not ours to fill.
+        self._spill = tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True)
+        self._connection = duckdb.connect(
+            config={
+                "threads": threads,
+                "memory_limit": memory_limit,
+                "preserve_insertion_order": "false",
+                "temp_directory": self._spill.name,
+            }
+        )
         self._lock = threading.Lock()
         self._few_rows = few_rows
         self._by_row = ReferenceEngine()
 
     def close(self) -> None:
         self._connection.close()
+        self._spill.cleanup()
 
     @contextmanager
     def _tables(self, tables: Mapping[str, Relation]) -> Iterator[duckdb.DuckDBPyConnection]:
