@@ -339,8 +339,8 @@ def assembly_sql(
             rows = _overlapping(history, start.deltas[SEQUENCE])
             target = f"n{hop.target}"
             on = [f"n{hop.origin}.{_quoted(a, dialect)} = {target}.{_quoted(b, dialect)}" for a, b in hop.on]
-            # At each hop: histories of rows that all sources change would multiply until their times are
-            # compared. Wrapped, because an optimizer that sees a range join would do it before the equalities.
+            # At each hop: histories of rows that all sources change multiply until their times are compared.
+            # Wrapped, because an optimizer that sees a range join would do it before the equalities.
             on.append(f"CASE WHEN {at} >= {target}.{LOW} AND {at} < {target}.{HIGH} THEN TRUE ELSE FALSE END")
             joins.append(f"JOIN {name_of(rows)} AS {target} ON {' AND '.join(on)}")
             counts.append(f"{target}.{COUNT}")
