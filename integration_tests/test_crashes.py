@@ -25,7 +25,7 @@ from lab.soak.run import Soak
 @pytest.mark.timeout(600)
 def test_kills_at_random_moments(tmp_path: Path) -> None:
     settings = Settings(tmp_path, list(KINDS), seed=7)
-    report = Soak(settings, Plan(seed=7, rate=1.5, kinds=KILLS), print).run(seconds=300, kills=16)
+    report = Soak(settings, Plan(seed=7, rate=1.5, kinds=KILLS), print).run(seconds=300, until_kills=16)
     assert report.is_right, report.as_dict()
     assert report.kills >= 16
     assert all(verdict.versions > 1 for verdict in report.verdicts.values())

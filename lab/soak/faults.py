@@ -59,6 +59,11 @@ class Plan:
     kinds: Mapping[str, float]
 
 
+def kills(counts: Mapping[str, int]) -> int:
+    """How many of these faults killed something."""
+    return sum(number for kind, number in counts.items() if kind.startswith("kill"))
+
+
 class Injector:
     """Injects faults into a deployment until it is stopped; `counts` tells how many of each kind."""
 
