@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from adapters.servers.process import ServerProcess
+from adapters.servers.process import END_SECONDS, ServerProcess
 from lab.bench.processes import LISTENING, Child
 from lab.soak.kinds import KINDS, SERVERS
 from lab.soak.layout import Source, View, sources_of, views_of
@@ -227,20 +227,16 @@ class Deployment:
         what, _, name = role.partition(" ")
         (self.servers[name] if what == "server" else self.processes[role]).kill()
 
-    def jvm(self) -> psutil.Process | None:
-        """The mediator's Java process, if it has one now."""
-        with suppress(KeyError, psutil.NoSuchProcess):
-            return next(_jvms(psutil.Process(self.processes["mediator"].pid)), None)
-        return None
-
-    def kill_jvm(self, jvm: psutil.Process) -> None:
+    def kill_jvm(self) -> None:
         """`kill -9` of the mediator's Java process, by which the mediator ends by itself."""
         mediator, said = self.processes["mediator"], self.output("mediator").count(JVM_ENDED)
+        (jvm,) = _jvms(psutil.Process(mediator.pid))
         jvm.kill()
         if not wait_until(lambda: mediator.ended, READY_SECONDS):
             raise TimeoutError("the mediator goes on without its Java process")
         self.address = ""
-        if self.output("mediator").count(JVM_ENDED) == said:
+        # What it said last may still be on its way into the log.
+        if not wait_until(lambda: self.output("mediator").count(JVM_ENDED) > said, END_SECONDS):
             raise RuntimeError("the mediator does not say that its Java process has ended")
 
     @contextmanager

@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
-import psutil
 
 from lab.soak import bad_input
 from lab.soak.deployment import Deployment
@@ -110,9 +109,6 @@ class Injector:
 
     def _inject(self, kind: str, source: Source, strength: float) -> None:
         verb, _, what = kind.partition(" ")
-        jvm = self._deployment.jvm() if kind == "kill jvm" else None
-        if kind == "kill jvm" and jvm is None:
-            return
         role = {
             "mediator": "mediator",
             "jvm": "mediator",
@@ -121,7 +117,7 @@ class Injector:
             "source": f"server {KINDS[source.kind].server}",
         }
         works: dict[str, tuple[str, Callable[[], None]]] = {
-            "kill": (role.get(what, ""), lambda: self._kill(role[what], jvm, strength)),
+            "kill": (role.get(what, ""), lambda: self._kill(what, role[what], strength)),
             "pause": (role.get(what, ""), lambda: self._pause(role[what], 0.2 + 2.5 * strength)),
             "cut": (f"network {source.name}", lambda: self._cut(source, strength)),
             "half-open": (
@@ -163,9 +159,9 @@ class Injector:
         self._threads.append(thread)
         thread.start()
 
-    def _kill(self, role: str, jvm: psutil.Process | None, strength: float) -> None:
-        if jvm is not None:
-            self._deployment.kill_jvm(jvm)
+    def _kill(self, what: str, role: str, strength: float) -> None:
+        if what == "jvm":
+            self._deployment.kill_jvm()
         else:
             self._deployment.kill(role)
         time.sleep(strength**3)
