@@ -53,8 +53,8 @@ def test_a_transaction_of_a_million_rows_and_a_backlog_behind_a_stopped_mediator
         reader = Reader(deployment)
         reader.patiently(lambda: reader.state(view, 0), PATIENCE)
         with deployment.stopped("mediator"):
-            subprocess.run([sys.executable, "-c", _BIG, str(first.path), str(rows)], check=True)
-            _backlog(first.path, 20_000)
+            subprocess.run([sys.executable, "-c", _BIG, first.place, str(rows)], check=True)
+            _backlog(first.place, 20_000)
         newest = 20_001
         assert wait_until(lambda: _version(reader) >= newest, 2 * PATIENCE), deployment.output("mediator")
         status = reader.status()
@@ -75,9 +75,9 @@ for i in range(int(sys.argv[2])):
 """
 
 
-def _backlog(path: Path, transactions: int) -> None:
+def _backlog(path: str, transactions: int) -> None:
     """Ten minutes' worth at 33 transactions a second, while nobody takes them."""
-    subprocess.run([sys.executable, "-c", _MANY, str(path), str(transactions)], check=True)
+    subprocess.run([sys.executable, "-c", _MANY, path, str(transactions)], check=True)
 
 
 def _version(reader: Reader) -> int:

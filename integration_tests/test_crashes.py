@@ -1,4 +1,4 @@
-"""`kill -9` of wrappers, writers and the mediator at random moments under load, on every capture style.
+"""`kill -9` of wrappers, writers, the mediator, its JVM and sources at random moments, on every capture.
 
 Every version must equal the recompute at its vector, versions must have no gap, and no transaction may be
 missing at the end.
@@ -6,16 +6,14 @@ missing at the end.
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from integration_tests.site import PATIENCE
 from lab.soak.deployment import Deployment, Settings, wait_until
 from lab.soak.faults import KILLS, Plan
-from lab.soak.kinds import KINDS
+from lab.soak.kinds import KINDS, available
 from lab.soak.oracle import check, read_journal
 from lab.soak.reader import Reader
 from lab.soak.run import Soak
@@ -24,10 +22,28 @@ from lab.soak.run import Soak
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_kills_at_random_moments(tmp_path: Path) -> None:
-    settings = Settings(tmp_path, list(KINDS), seed=7)
-    report = Soak(settings, Plan(seed=7, rate=1.5, kinds=KILLS), print).run(seconds=300, kills=16)
+    """Sources made of files: their processes are the wrapper and the writer."""
+    settings = Settings(tmp_path, [name for name in available()[0] if not KINDS[name].server], seed=7)
+    report = Soak(settings, Plan(seed=7, rate=1.5, kinds=KILLS), print).run(seconds=300, until_kills=16)
     assert report.is_right, report.as_dict()
     assert report.kills >= 16
+    assert all(verdict.versions > 1 for verdict in report.verdicts.values())
+    assert all(count > 0 for count in report.transactions.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_servers_are_killed_at_random_moments(tmp_path: Path) -> None:
+    """A database server dies with all its connections and recovers; the wrappers and writers go on."""
+    usable, absent = available()
+    kinds = [name for name in usable if KINDS[name].server]
+    if not kinds:
+        pytest.skip("; ".join(absent.values()))
+    plan = Plan(seed=5, rate=1.5, kinds={**KILLS, "kill source": 8, "pause source": 2})
+    report = Soak(Settings(tmp_path, kinds, seed=5), plan, print).run(seconds=300, until_kills=12)
+    assert report.is_right, report.as_dict()
+    assert report.kills >= 12
+    assert report.faults["kill source"] > 1
     assert all(verdict.versions > 1 for verdict in report.verdicts.values())
     assert all(count > 0 for count in report.transactions.values())
 
@@ -44,11 +60,7 @@ def test_the_jvm_of_spark_is_killed(tmp_path: Path) -> None:
         reader = Reader(deployment)
         deployment.start_all()
         reader.patiently(lambda: reader.state(view, 0), 2 * PATIENCE)
-        mediator = deployment.processes["mediator"]
-        (jvm,) = [p for p in psutil.Process(mediator.pid).children() if "java" in p.name()]
-        jvm.send_signal(signal.SIGKILL)
-        assert wait_until(lambda: mediator.ended, PATIENCE), deployment.output("mediator")
-        assert "the Java process of Spark has ended" in deployment.output("mediator")
+        deployment.kill_jvm()  # the mediator ends by itself, and says why
         deployment.start("mediator")
         deployment.stop_writers()
         journals = {source.name: read_journal(source) for source in deployment.sources}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from adapters.mariadb.tests.server import shared_server
-from adapters.postgresql.tests.server import PostgresServer, why_not
+from adapters.servers.postgresql import PostgresServer, why_not
 from algebra.arrow_ipc import from_ipc
 from integration_tests.deployment import Deployment, Source, file_source
 from integration_tests.processes import finish

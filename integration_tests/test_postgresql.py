@@ -13,8 +13,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from adapters.postgresql.tests.server import PostgresServer, postgres_server  # noqa: F401
+from adapters.postgresql.tests.server import postgres_server  # noqa: F401
 from adapters.registry import create
+from adapters.servers.postgresql import PostgresServer
 from adapters.spi import SourceConfig
 from algebra.arrow_ipc import from_ipc
 from integration_tests.client import Bag, Client

@@ -275,8 +275,13 @@ def soak(
     seed: Seed = 1,
     sources: Annotated[
         list[str] | None,
-        typer.Option("--source", metavar="KIND", help="A kind of source; repeatable. Default: all kinds."),
+        typer.Option(
+            "--source", metavar="KIND", help="A kind of source; repeatable. Default: all that work here."
+        ),
     ] = None,
+    kills: Annotated[
+        int, typer.Option(min=0, help="End when so many processes were killed; 0: when the time is up.")
+    ] = 0,
     engine: Annotated[str, typer.Option(help="Where the mediator joins: duckdb, spark or auto.")] = "duckdb",
     rate: Annotated[float, typer.Option(min=0.01, help="Faults per second, on average.")] = 0.7,
     load: Annotated[float, typer.Option(min=0.1, help="Bursts of transactions per second and source.")] = 3.0,
@@ -287,8 +292,8 @@ def soak(
 ) -> None:
     """Run real processes under load and random faults, then check every version; exit code 1 if any is wrong.
 
-    Databases, writers, wrappers behind a bad network and a mediator are killed, paused, locked, cut off and
-    sent nonsense. Nothing outside of the folder and the loopback interface is touched.
+    Database servers, writers, wrappers behind a bad network, a mediator and its JVM are killed, paused,
+    locked, cut off and sent nonsense. Only this folder and the loopback interface are touched.
     """
     import shutil
     import signal
@@ -297,13 +302,17 @@ def soak(
     from algebra.errors import ConfigurationError
     from lab.soak.deployment import Settings
     from lab.soak.faults import EVERYTHING, Plan
-    from lab.soak.kinds import KINDS
+    from lab.soak.kinds import KINDS, available
     from lab.soak.report import show
     from lab.soak.run import Soak
 
-    kinds = sources or list(KINDS)
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise ConfigurationError(f"there is no kind of source {unknown[0]!r}; kinds: {', '.join(KINDS)}")
+    usable, absent = available()
+    kinds = sources or usable
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ConfigurationError(f"there is no kind of source {kind!r}; kinds: {', '.join(KINDS)}")
+        if kind in absent:
+            raise ConfigurationError(f"{kind}: {absent[kind]}")
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder}: is not empty; a soak starts from scratch")
     place = folder.resolve() if folder is not None else Path(tempfile.mkdtemp(prefix="lockstep-soak-"))
@@ -313,10 +322,13 @@ def soak(
     # Leave through every context manager, so that all children are stopped.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     progress = error_console()
+    if not sources:
+        for kind, reason in absent.items():
+            progress.print(f"without {kind}: {reason}", markup=False)
     settings = Settings(place, kinds, engine, seed, load)
     result = Soak(
         settings, Plan(seed, rate, EVERYTHING), lambda line: progress.print(line, markup=False)
-    ).run(minutes * 60)
+    ).run(minutes * 60, kills)
     if as_json:
         emit_json(result.as_dict())
     else:

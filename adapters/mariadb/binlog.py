@@ -161,6 +161,9 @@ class Stream:
             case RotateEvent():
                 number = Files.like(event.next_binlog)[1]
                 if number > self.place.number:
+                    # A server that has started anew gives the numbers of its tables to others. The library
+                    # forgets them only where the old file ends by a rotation; ended servers write none.
+                    self._reader.table_map.clear()
                     crashed = not self._closed_file and event.timestamp == 0
                     self.place, self._closed_file = Place(number, 0), event.timestamp != 0
                     return Event(event, self.place, self.identity, crashed)

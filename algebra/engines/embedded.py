@@ -8,6 +8,7 @@ concerns few rows, and evaluates no expression, is left to the reference engine.
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ def quote(identifier: str) -> str:
 
 
 class EmbeddedEngine(Engine):
-    """Joins in DuckDB. `memory_limit` bounds DuckDB's buffers; beyond it, joins spill to `spill`.
+    """Joins in DuckDB. `memory_limit` bounds DuckDB's buffers; beyond it, joins spill to a temporary folder.
 
     `few_rows` is up to how many rows a computation is done row by row; 0 means never.
     """
@@ -50,23 +51,25 @@ class EmbeddedEngine(Engine):
         *,
         threads: int = 2,
         memory_limit: str = "1GiB",
-        spill: Path | None = None,
         few_rows: int = 64,
     ) -> None:
-        config: dict[str, str | bool | int | float | list[str]] = {
-            "threads": threads,
-            "memory_limit": memory_limit,
-            "preserve_insertion_order": "false",
-        }
-        if spill is not None:
-            config["temp_directory"] = str(spill)
-        self._connection = duckdb.connect(config=config)
+        # DuckDB's own choice is the working directory, which is not ours to fill.
+        self._spill = tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True)
+        self._connection = duckdb.connect(
+            config={
+                "threads": threads,
+                "memory_limit": memory_limit,
+                "preserve_insertion_order": "false",
+                "temp_directory": self._spill.name,
+            }
+        )
         self._lock = threading.Lock()
         self._few_rows = few_rows
         self._by_row = ReferenceEngine()
 
     def close(self) -> None:
         self._connection.close()
+        self._spill.cleanup()
 
     @contextmanager
     def _tables(self, tables: Mapping[str, Relation]) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -96,8 +99,8 @@ class EmbeddedEngine(Engine):
                 for name in tables:
                     connection.execute(f"DROP TABLE IF EXISTS {name}")
 
-    def _run(self, sql: str, tables: Mapping[str, Relation]) -> Relation:
-        with self._tables(tables) as connection:
+    def _run(self, sql: str, tables: Mapping[str, Relation], in_order: bool = False) -> Relation:
+        with self._tables(tables) as connection, _joining(connection, in_order):
             return connection.sql(sql).to_arrow_table()
 
     def select(self, node: Node, rows: Relation) -> Relation:
@@ -193,15 +196,18 @@ class EmbeddedEngine(Engine):
             return self._by_row.assemble(plan, starts, None)
         tables: dict[str, Relation] = {}
         sql = assembly_sql(plan, starts, tables, DIALECT)
+        in_order = any(map(_several_move, starts))
         if directory is not None and sum(start.deltas.num_rows for start in starts) > 1000:
-            return ViewChange(files=(self._copy(sql, tables, directory),))
-        return ViewChange(table=self._run(sql, tables).cast(schema))
+            return ViewChange(files=(self._copy(sql, tables, directory, in_order),))
+        return ViewChange(table=self._run(sql, tables, in_order).cast(schema))
 
-    def _copy(self, sql: str, tables: Mapping[str, Relation], directory: Path) -> Path:
+    def _copy(
+        self, sql: str, tables: Mapping[str, Relation], directory: Path, in_order: bool = False
+    ) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"part-{uuid.uuid4()}.parquet"
         target = exp.Literal.string(str(path)).sql(dialect=DIALECT)
-        with self._copies(tables) as connection:
+        with self._copies(tables) as connection, _joining(connection, in_order):
             connection.execute(f"COPY ({sql}) TO {target} ({PARQUET_OPTIONS})")
         return path
 
@@ -329,19 +335,17 @@ def assembly_sql(
         joins = [f"{name_of(start.deltas)} AS n{start.node}"]
         counts = [f"n{start.node}.{COUNT}"]
         at = f"n{start.node}.{SEQUENCE}"
-        valid: list[str] = []
         for hop, history in start.hops:
             rows = _overlapping(history, start.deltas[SEQUENCE])
             target = f"n{hop.target}"
             on = [f"n{hop.origin}.{_quoted(a, dialect)} = {target}.{_quoted(b, dialect)}" for a, b in hop.on]
-            joins.append(f"JOIN {name_of(rows)} AS {target} ON {' AND '.join(on) or 'TRUE'}")
+            # At each hop: histories of rows that all sources change multiply until their times are compared.
+            # Wrapped, because an optimizer that sees a range join would do it before the equalities.
+            on.append(f"CASE WHEN {at} >= {target}.{LOW} AND {at} < {target}.{HIGH} THEN TRUE ELSE FALSE END")
+            joins.append(f"JOIN {name_of(rows)} AS {target} ON {' AND '.join(on)}")
             counts.append(f"{target}.{COUNT}")
-            valid += [f"{at} >= {target}.{LOW}", f"{at} < {target}.{HIGH}"]
         crossed = [frozenset((hop.origin, hop.target)) for hop, _ in start.hops]
         conditions = _conditions(query, dialect, skip=crossed)
-        if valid:
-            # Wrapped, because an optimizer that sees a range join would do it before the equalities.
-            conditions.append(f"CASE WHEN {' AND '.join(valid)} THEN TRUE ELSE FALSE END")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         terms.append(
             f"SELECT {hint(start)}{_projection(query, dialect)}, {' * '.join(counts)} AS {COUNT}, "
@@ -372,6 +376,30 @@ def _overlapping(history: Relation, sequence: pa.ChunkedArray) -> Relation:
     if 2 * pc.sum(overlaps).as_py() > history.num_rows:
         return history
     return history.filter(overlaps)
+
+
+@contextmanager
+def _joining(connection: duckdb.DuckDBPyConnection, in_order: bool) -> Iterator[None]:
+    """Joins are done as they are written, if so wanted, and not as DuckDB thinks best."""
+    if in_order:
+        connection.execute("SET disabled_optimizers = 'join_order'")
+    try:
+        yield
+    finally:
+        if in_order:
+            connection.execute("RESET disabled_optimizers")
+
+
+def _several_move(start: Start) -> bool:
+    """Whether the histories of several hops have rows that hold for a time only.
+
+    Joined with each other before they meet the deltas, these would make every combination of times.
+    """
+    moving = 0
+    for _, history in start.hops:
+        limited = pc.or_(pc.greater(history[LOW], EARLIEST), pc.less(history[HIGH], LATEST))
+        moving += bool(pc.any(limited, min_count=0).as_py())
+    return moving > 1
 
 
 def extent_sql(query: AssemblyQuery, sources: Sequence[str], *, counted: bool, dialect: str) -> str:

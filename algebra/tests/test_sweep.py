@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from algebra.assembly import HIGH, LOW, SEQUENCE, VERSION
 from algebra.decompose import decompose
 from algebra.delta import Delta
-from algebra.engines.contract import Engine
+from algebra.engines.contract import EARLIEST, LATEST, Engine, Start
 from algebra.engines.embedded import EmbeddedEngine
 from algebra.engines.reference import ReferenceEngine
 from algebra.plan import SweepPlan
@@ -178,3 +180,25 @@ def test_an_answer_that_lacks_reported_rows_is_refused(engine: Engine) -> None:
     pending = made.table(1, Counter({row: 1}), sequence=10)
     with pytest.raises(OrderingViolationError):
         engine.history(node, schema, pending, None)
+
+
+@pytest.mark.timeout(60)
+def test_rows_that_every_source_changes_do_not_multiply() -> None:
+    """Each of five sources changes its row 400 times, and all these rows join: 400 results, not 400⁵."""
+    plan = SweepPlan.of(decompose("v", VIEWS["chain of five"], catalogs()).assembly)
+    times = 400
+    tables = []
+    for node in range(len(plan.query.nodes)):
+        schema = plan.query.nodes[node].schema
+        bounds = [EARLIEST, *(plan.width * n + node for n in range(1, times)), LATEST]
+        columns = {name: ["p" if name == "z" else 0] * times for name in schema.names}
+        rows = {**columns, COUNT: [1] * times, LOW: bounds[:-1], HIGH: bounds[1:]}
+        tables.append(pa.table(rows))
+    sequence = pa.array([plan.width * n for n in range(times)], INT)
+    deltas = tables[0].drop_columns([LOW, HIGH]).append_column(SEQUENCE, sequence)
+    start = Start(0, deltas, tuple((hop, tables[hop.target]) for hop in plan.order(0)))
+    with closing(EmbeddedEngine(threads=1)) as engine:
+        change = engine.assemble(plan, [start], None).table
+    assert change is not None
+    assert Counter(change[VERSION].to_pylist()) == Counter(range(times))
+    assert change[COUNT].to_pylist() == [1] * times

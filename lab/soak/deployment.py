@@ -1,7 +1,7 @@
 """The deployment under soak: sources, writers, wrappers behind proxies and a mediator, each a real process.
 
-A wrapper takes any free port, so that after every restart it is somewhere else; its proxy is told. What a
-process prints goes into a file of its own.
+Sources on a server share one of each product. A wrapper takes any free port, so that after every restart it
+is somewhere else; its proxy is told. What a process prints goes into a file of its own.
 """
 
 from __future__ import annotations
@@ -10,23 +10,28 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
+from adapters.servers.process import END_SECONDS, ServerProcess
 from lab.bench.processes import LISTENING, Child
-from lab.soak.kinds import KINDS
+from lab.soak.kinds import KINDS, SERVERS
 from lab.soak.layout import Source, View, sources_of, views_of
 from lab.soak.proxy import Proxy
 
 READY_SECONDS = 300.0
+JVM_ENDED = "the Java process of Spark has ended"
+"""What a mediator says as it ends because of that."""
 _WRITING = re.compile("^writing$")
 
 
@@ -78,13 +83,16 @@ class Settings:
 class Deployment:
     """Everything that runs; use it as a context manager.
 
-    A process is known by its role: "mediator", "wrapper NAME" or "writer NAME".
+    A process is known by its role: "mediator", "wrapper NAME", "writer NAME" or "server PRODUCT".
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.directory = settings.directory
-        self.sources: tuple[Source, ...] = sources_of(settings.kinds, settings.directory)
+        self.servers: dict[str, ServerProcess] = {}
+        self.sources: tuple[Source, ...] = tuple(
+            self._placed(source) for source in sources_of(settings.kinds, settings.directory)
+        )
         self.views: tuple[View, ...] = views_of(self.sources)
         self.proxies = {source.name: Proxy() for source in self.sources}
         self.address = ""
@@ -93,11 +101,20 @@ class Deployment:
         self.starts: dict[str, int] = {}
         self._random = random.Random(settings.seed)
         self._lock = threading.Lock()
-        self.memory = MemoryMeter(self.processes)
+        self.memory = MemoryMeter(self.processes, self.servers)
         self.file = settings.directory / "lockstep.yaml"
-        for source in self.sources:
-            KINDS[source.kind].create(source.path, source.relations)
         self.file.write_text(json.dumps(self._configuration()), encoding="utf-8")
+
+    def _placed(self, source: Source) -> Source:
+        """The source where it will be: on its server, if it has one."""
+        product = KINDS[source.kind].server
+        if not product:
+            return source
+        if product not in self.servers:
+            # Apart from ours: PostgreSQL does not run as root, to whose folders others have no access.
+            folder = Path(tempfile.mkdtemp(prefix=f"lockstep-{product}-"))
+            self.servers[product] = SERVERS[product](folder)
+        return replace(source, place=self.servers[product].url(source.name))
 
     def _configuration(self) -> dict[str, object]:
         """JSON is YAML."""
@@ -111,7 +128,7 @@ class Deployment:
         }
         sources = {
             source.name: {
-                **KINDS[source.kind].section(source.path),
+                **KINDS[source.kind].section(source),
                 "relations": [relation.name for relation in source.relations],
                 "listen": "127.0.0.1:0",
             }
@@ -122,6 +139,19 @@ class Deployment:
 
     def __enter__(self) -> Deployment:
         self.memory.start()
+        try:
+            if self.servers:
+                with ThreadPoolExecutor(len(self.servers)) as pool:
+                    list(pool.map(lambda server: server.install(), self.servers.values()))
+                    list(pool.map(self.start, [f"server {product}" for product in self.servers]))
+            for source in self.sources:
+                if product := KINDS[source.kind].server:
+                    self.servers[product].create_database(source.name)
+                with closing(KINDS[source.kind].open(source)) as store:
+                    store.create()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -135,6 +165,11 @@ class Deployment:
             if not process.ended:
                 process.kill()
             process.stop(1)
+        for product, server in self.servers.items():
+            server.kill()
+            if server.log.exists():
+                shutil.copyfile(server.log, self._log(f"server {product}"))
+            shutil.rmtree(server.folder, ignore_errors=True)
 
     # Starting and stopping
 
@@ -163,7 +198,7 @@ class Deployment:
         with self._lock:
             seed = self._random.randrange(1 << 30)
         pause = 1 / self.settings.load
-        words = [source.kind, str(source.path), str(seed), str(pause), *names]
+        words = [source.kind, source.place, str(seed), str(pause), *names]
         self._ready(self._start(f"writer {source.name}", "lab.soak.writer", words), _WRITING)
 
     def start(self, role: str) -> None:
@@ -171,6 +206,10 @@ class Deployment:
         what, _, name = role.partition(" ")
         if what == "mediator":
             self.start_mediator()
+            return
+        if what == "server":
+            self._count_start(role)
+            self.servers[name].start()
             return
         source = next(source for source in self.sources if source.name == name)
         (self.start_wrapper if what == "wrapper" else self.start_writer)(source)
@@ -185,11 +224,29 @@ class Deployment:
         """`kill -9`."""
         if role == "mediator":
             self.address = ""
-        self.processes[role].kill()
+        what, _, name = role.partition(" ")
+        (self.servers[name] if what == "server" else self.processes[role]).kill()
+
+    def kill_jvm(self) -> None:
+        """`kill -9` of the mediator's Java process, by which the mediator ends by itself."""
+        mediator, said = self.processes["mediator"], self.output("mediator").count(JVM_ENDED)
+        (jvm,) = _jvms(psutil.Process(mediator.pid))
+        jvm.kill()
+        if not wait_until(lambda: mediator.ended, READY_SECONDS):
+            raise TimeoutError("the mediator goes on without its Java process")
+        self.address = ""
+        # What it said last may still be on its way into the log.
+        if not wait_until(lambda: self.output("mediator").count(JVM_ENDED) > said, END_SECONDS):
+            raise RuntimeError("the mediator does not say that its Java process has ended")
 
     @contextmanager
     def stopped(self, role: str) -> Iterator[None]:
         """The process of a role does nothing meanwhile (SIGSTOP)."""
+        what, _, name = role.partition(" ")
+        if what == "server":
+            with self.servers[name].paused():
+                yield
+            return
         process = self.processes[role]
         process.signal(signal.SIGSTOP)
         try:
@@ -214,8 +271,12 @@ class Deployment:
         child = Process(role, module, arguments, self._log(role))
         with self._lock:
             self.processes[role] = child
-            self.starts[role] = self.starts.get(role, 0) + 1
+        self._count_start(role)
         return child
+
+    def _count_start(self, role: str) -> None:
+        with self._lock:
+            self.starts[role] = self.starts.get(role, 0) + 1
 
     def _ready(self, child: Process, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """The line that says that it is ready; None if it was killed before."""
@@ -228,10 +289,15 @@ class Deployment:
 
 
 class MemoryMeter:
-    """Samples the resident memory of processes by role, and keeps the largest; a JVM counts by itself."""
+    """Samples the resident memory of processes by role, and keeps the largest; a JVM counts by itself.
 
-    def __init__(self, processes: Mapping[str, Process], seconds: float = 0.2) -> None:
-        self._processes, self._seconds = processes, seconds
+    A server counts with all its processes, and what these share once.
+    """
+
+    def __init__(
+        self, processes: Mapping[str, Process], servers: Mapping[str, ServerProcess], seconds: float = 0.2
+    ) -> None:
+        self._processes, self._servers, self._seconds = processes, servers, seconds
         self.peak: dict[str, int] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
@@ -248,13 +314,25 @@ class MemoryMeter:
             for role, process in list(self._processes.items()):
                 with suppress(psutil.Error):
                     found = psutil.Process(process.pid)
-                    self._note(role, found)
-                    for child in found.children():
-                        if "java" in child.name():
-                            self._note(f"JVM of {role}", child)
+                    self._note(role, found.memory_info().rss)
+                    for jvm in _jvms(found):
+                        self._note(f"JVM of {role}", jvm.memory_info().rss)
+            for product, server in self._servers.items():
+                self._note(f"server {product}", sum(map(_share, server.processes())))
 
-    def _note(self, role: str, process: psutil.Process) -> None:
-        self.peak[role] = max(self.peak.get(role, 0), process.memory_info().rss)
+    def _note(self, role: str, size: int) -> None:
+        self.peak[role] = max(self.peak.get(role, 0), size)
+
+
+def _share(process: psutil.Process) -> int:
+    """What a process uses, with its part of what it shares with others."""
+    with suppress(psutil.Error):
+        return int(process.memory_full_info().pss)
+    return 0
+
+
+def _jvms(process: psutil.Process) -> Iterator[psutil.Process]:
+    return (child for child in process.children() if "java" in child.name())
 
 
 def wait_until(what: Callable[[], bool], seconds: float, every: float = 0.2) -> bool:

@@ -23,7 +23,13 @@ from lab.soak.kinds import KINDS
 from lab.soak.layout import Source
 from lab.soak.proxy import FAIR, Weather
 
-KILLS: Mapping[str, float] = {"kill wrapper": 4, "kill writer": 3, "kill mediator": 1.5}
+KILLS: Mapping[str, float] = {
+    "kill wrapper": 4,
+    "kill writer": 3,
+    "kill mediator": 1.5,
+    "kill source": 3,
+    "kill jvm": 1.5,
+}
 EVERYTHING: Mapping[str, float] = {
     **KILLS,
     "cut": 3,
@@ -32,10 +38,15 @@ EVERYTHING: Mapping[str, float] = {
     "pause wrapper": 2,
     "pause mediator": 1,
     "pause writer": 1,
+    "pause source": 1,
     "lock source": 2,
     "bad input": 4,
 }
-"""Kinds of fault and how often each comes, relative to the others."""
+"""Kinds of fault and how often each comes, relative to the others.
+
+`source` is the server that a source is on; one that is made of files has no process but its writer. What a
+deployment does not have, a server or a Java process, is left alone.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,11 @@ class Plan:
     seed: int
     rate: float
     kinds: Mapping[str, float]
+
+
+def kills(counts: Mapping[str, int]) -> int:
+    """How many of these faults killed something."""
+    return sum(number for kind, number in counts.items() if kind.startswith("kill"))
 
 
 class Injector:
@@ -73,30 +89,35 @@ class Injector:
         for thread in self._threads:
             thread.join()
 
-    def wait_for(self, kills: int, seconds: float) -> None:
-        """Return when so many processes were killed, or after that time."""
-        deadline = time.monotonic() + seconds
-        while sum(n for kind, n in self.counts.items() if kind.startswith("kill")) < kills:
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.1)
-
     def _run(self) -> None:
-        names, weights = list(self._plan.kinds), list(self._plan.kinds.values())
+        targets = {kind: self._targets(kind) for kind in self._plan.kinds}
+        names = [kind for kind in self._plan.kinds if targets[kind]]
+        weights = [self._plan.kinds[kind] for kind in names]
         while not self._stopped.wait(self._random.expovariate(self._plan.rate)):
             (kind,) = self._random.choices(names, weights)
-            source = self._random.choice(self._deployment.sources)
+            source = self._random.choice(targets[kind])
             self._inject(kind, source, self._random.uniform(0.0, 1.0))
+
+    def _targets(self, kind: str) -> Sequence[Source]:
+        """The sources that a kind of fault can be about."""
+        sources = self._deployment.sources
+        if kind == "kill jvm" and self._deployment.settings.engine == "duckdb":
+            return ()
+        if kind.endswith(" source") and not kind.startswith("lock"):
+            return [source for source in sources if KINDS[source.kind].server]
+        return sources
 
     def _inject(self, kind: str, source: Source, strength: float) -> None:
         verb, _, what = kind.partition(" ")
         role = {
             "mediator": "mediator",
+            "jvm": "mediator",
             "wrapper": f"wrapper {source.name}",
             "writer": f"writer {source.name}",
+            "source": f"server {KINDS[source.kind].server}",
         }
         works: dict[str, tuple[str, Callable[[], None]]] = {
-            "kill": (role.get(what, ""), lambda: self._kill(role[what], strength)),
+            "kill": (role.get(what, ""), lambda: self._kill(what, role[what], strength)),
             "pause": (role.get(what, ""), lambda: self._pause(role[what], 0.2 + 2.5 * strength)),
             "cut": (f"network {source.name}", lambda: self._cut(source, strength)),
             "half-open": (
@@ -138,8 +159,11 @@ class Injector:
         self._threads.append(thread)
         thread.start()
 
-    def _kill(self, role: str, strength: float) -> None:
-        self._deployment.kill(role)
+    def _kill(self, what: str, role: str, strength: float) -> None:
+        if what == "jvm":
+            self._deployment.kill_jvm()
+        else:
+            self._deployment.kill(role)
         time.sleep(strength**3)
         self._deployment.start(role)
 
@@ -162,7 +186,9 @@ class Injector:
         proxy.weather = FAIR
 
     def _lock_source(self, source: Source, seconds: float) -> None:
-        with KINDS[source.kind].locked(source.path):
+        kind = KINDS[source.kind]
+        # Its server may be killed meanwhile.
+        with suppress(*kind.failures), kind.locked(source):
             time.sleep(seconds)
 
     def _bad_input(self, source: Source) -> None:
@@ -175,8 +201,3 @@ class Injector:
             self.bad_inputs[name] += 1
             with suppress(OSError, grpc.RpcError, ValueError):
                 attempt(address)
-
-
-def roles(sources: Sequence[Source]) -> list[str]:
-    """Every role of a deployment over these sources."""
-    return ["mediator", *(f"{what} {source.name}" for what in ("wrapper", "writer") for source in sources)]

@@ -33,11 +33,15 @@ class Relation:
 
 @dataclass(frozen=True)
 class Source:
-    """One source: its name, the kind of its database and capture, where it is, and its relations."""
+    """One source: its name, the kind of its database and capture, where it is, and its relations.
+
+    `directory` is for whatever lies beside it.
+    """
 
     name: str
     kind: str
-    path: Path
+    place: str
+    directory: Path
     relations: tuple[Relation, ...]
 
 
@@ -73,14 +77,14 @@ class View:
 
 
 def sources_of(kinds: Sequence[str], directory: Path) -> tuple[Source, ...]:
-    """A source of each kind, named after it and its place; the first one has two relations."""
+    """A source of each kind in a folder, named after it and its place; the first one has two relations."""
     made = []
     for number, kind in enumerate(kinds):
         name = f"s{number}_{kind.replace('-', '_')}"
         relations = [Relation(f"r{number}", True)]
         if number == 0:
             relations.append(Relation(f"r{number}b", False))
-        made.append(Source(name, kind, directory / f"{name}.db", tuple(relations)))
+        made.append(Source(name, kind, str(directory / f"{name}.db"), directory, tuple(relations)))
     return tuple(made)
 
 

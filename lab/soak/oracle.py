@@ -7,18 +7,19 @@ journals say the sources were then. Versions have no gap, and the last one refle
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from lab.soak.kinds import KINDS
-from lab.soak.layout import JOURNAL, TICKET, Relation, Source, View
+from lab.soak.layout import TICKET, Relation, Source, View
+from lab.soak.stores import Changes
 
 Row = tuple[Any, ...]
 Bag = Counter[Row]
-Journal = Sequence[Sequence[tuple[str, int, Row]]]
+Journal = Sequence[Changes]
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,11 @@ class Verdict:
 
 def read_journal(source: Source) -> Journal:
     """What each committed transaction of a source did, in order; its numbers have no gap."""
-    kind = KINDS[source.kind]
-    database = kind.connect(source.path)
-    rows = kind.rows(database, f"SELECT tx, changes FROM {JOURNAL} ORDER BY tx")
-    database.close()
-    numbers = [int(number) for number, _ in rows]
-    assert numbers == list(range(1, len(rows) + 1)), f"the journal of {source.name} has gaps"
-    return [[(name, sign, tuple(row)) for name, sign, row in json.loads(text)] for _, text in rows]
+    with closing(KINDS[source.kind].open(source)) as store:
+        journal = store.journal()
+    numbers = [number for number, _ in journal]
+    assert numbers == list(range(1, len(numbers) + 1)), f"the journal of {source.name} has gaps"
+    return [changes for _, changes in journal]
 
 
 class Recompute:

@@ -18,14 +18,18 @@ def show(out: Console, report: Report) -> None:
         f"{faults:,} faults ({report.kills} kills), {sum(report.bad_inputs.values())} bad inputs",
         markup=False,
     )
-    _table(out, ("source", "transactions"), [(name, f"{n:,}") for name, n in report.transactions.items()])
+    _table(
+        out,
+        ("source", "transactions", "a second"),
+        [(name, f"{n:,}", f"{n / report.seconds:.1f}") for name, n in report.transactions.items()],
+    )
     _table(out, ("fault", "times"), [(kind, f"{n:,}") for kind, n in sorted(report.faults.items())])
     _table(out, ("bad input", "times"), [(kind, f"{n:,}") for kind, n in sorted(report.bad_inputs.items())])
     _table(
         out,
-        ("process", "starts", "peak memory"),
+        ("process", "restarts", "peak memory"),
         [
-            (role, str(report.starts.get(role, "")), text.size(peak))
+            (role, str(report.starts[role] - 1) if role in report.starts else "", text.size(peak))
             for role, peak in sorted(report.memory.items())
         ],
     )

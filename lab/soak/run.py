@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from lab.soak.deployment import Deployment, Settings, wait_until
-from lab.soak.faults import Injector, Plan
+from lab.soak.faults import Injector, Plan, kills
 from lab.soak.layout import View
 from lab.soak.oracle import Bag, Verdict, check, read_journal
 from lab.soak.reader import Reader
@@ -47,7 +47,7 @@ class Report:
 
     @property
     def kills(self) -> int:
-        return sum(n for kind, n in self.faults.items() if kind.startswith("kill"))
+        return kills(self.faults)
 
     def as_dict(self) -> dict[str, Any]:
         """For programs."""
@@ -56,6 +56,7 @@ class Report:
             "transactions": self.transactions,
             "transactions_per_second": round(sum(self.transactions.values()) / max(self.seconds, 1e-9), 1),
             "faults": dict(self.faults),
+            "kills": self.kills,
             "bad_inputs": dict(self.bad_inputs),
             "starts": self.starts,
             "versions": {
@@ -80,7 +81,7 @@ class Soak:
     def __init__(self, settings: Settings, plan: Plan, say: Say = lambda _: None) -> None:
         self._settings, self._plan, self._say = settings, plan, say
 
-    def run(self, seconds: float, kills: int = 0) -> Report:
+    def run(self, seconds: float, until_kills: int = 0) -> Report:
         """Inject faults for so long, or until so many processes were killed; then check everything."""
         report = Report()
         with Deployment(self._settings) as deployment:
@@ -94,7 +95,7 @@ class Soak:
             began = time.monotonic()
             injector.start()
             while (past := time.monotonic() - began) < seconds:
-                if kills and _kills(injector.counts) >= kills:
+                if until_kills and kills(injector.counts) >= until_kills:
                     break
                 time.sleep(min(_SAMPLE_SECONDS, max(0.0, seconds - past)))
                 self._sample(reader, deployment, samples)
@@ -103,6 +104,9 @@ class Soak:
             injector.stop()
             report.seconds = time.monotonic() - began
             report.problems += injector.errors
+            for role, process in deployment.processes.items():
+                if process.ended:
+                    report.problems.append(f"{role} ended by itself: {_last_line(deployment.output(role))}")
             deployment.stop_writers()
             self._finish(deployment, reader, samples, report)
             report.faults, report.bad_inputs = injector.counts, injector.bad_inputs
@@ -121,9 +125,6 @@ class Soak:
         report.transactions = {name: len(journal) for name, journal in journals.items()}
         total = sum(report.transactions.values())
         self._say(f"the faults are over, {total:,} transactions were made; waiting for the views")
-        for role in deployment.processes:
-            if deployment.processes[role].ended and not role.startswith("writer"):
-                report.problems.append(f"{role} ended by itself: {_last_line(deployment.output(role))}")
         for view in deployment.views:
             goal = {source.name: len(journals[source.name]) for source in view.sources}
             if not wait_until(lambda view=view, goal=goal: _vector(reader, view) == goal, REST_SECONDS):  # type: ignore[misc]
@@ -156,10 +157,6 @@ class Soak:
     @staticmethod
     def _versions(samples: Mapping[str, Mapping[int, Bag]]) -> str:
         return ", ".join(f"{name} at version {max(seen, default=0):,}" for name, seen in samples.items())
-
-
-def _kills(counts: Mapping[str, int]) -> int:
-    return sum(number for kind, number in counts.items() if kind.startswith("kill"))
 
 
 def _vector(reader: Reader, view: View) -> dict[str, int]:

@@ -1,98 +1,98 @@
 """A source's own application: random transactions until it is told to stop, or killed.
 
-A process, `python -m lab.soak.writer KIND PATH SEED PAUSE RELATION...` (a relation with a ticket is written
-`NAME+`). It writes what a transaction did into a journal table by that very transaction, so journal and data
-never disagree, whenever it is killed. It goes on from what it finds. It stops when its standard input closes.
+A process, `python -m lab.soak.writer KIND PLACE SEED PAUSE RELATION...` (a relation with a ticket is written
+`NAME+`). It goes on from what it finds, and over the death of a server. It stops when its standard input
+closes.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import select
-import sqlite3
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
-import duckdb
-
-from lab.soak.kinds import KINDS, Database, Kind
-from lab.soak.layout import JOURNAL, TICKET, Relation
+from lab.soak.kinds import KINDS, PATIENCE_SECONDS
+from lab.soak.layout import TICKET, Relation, Source
+from lab.soak.stores import Row, Store
 
 _DOMAIN = 12
 _MOST_ROWS = 10
-
-Row = tuple[int | None, ...]
 
 
 class Writer:
     """Random transactions on one source."""
 
-    def __init__(
-        self, kind: Kind, path: Path, relations: tuple[Relation, ...], seed: int, pause: float
-    ) -> None:
-        self._kind, self._path, self._relations, self._pause = kind, path, relations, pause
+    def __init__(self, source: Source, seed: int, pause: float) -> None:
+        self._source, self._kind, self._pause = source, KINDS[source.kind], pause
         self._random = random.Random(seed)
         self._bags: dict[str, Counter[Row]] = {}
         self._number = 0
 
     def run(self) -> None:
-        database = self._open()
+        store = self._open()
         while not _told_to_stop(0.0):
             for _ in range(self._random.randint(1, 4)):
                 try:
-                    self._transaction(database)
-                except (sqlite3.OperationalError, duckdb.Error) as error:
+                    self._transaction(store)
+                except self._kind.failures as error:
                     print(f"a transaction failed and is tried again: {error}", flush=True)
-                    database.close()
-                    database = self._open()
+                    store.close()
+                    store = self._open()
             if self._kind.one_owner:
-                database.close()
+                store.close()
             stop = _told_to_stop(self._pause * self._random.uniform(0.5, 1.5))
             if self._kind.one_owner:
                 if stop:
                     return
-                database = self._kind.connect(self._path)
-        database.close()
+                store = self._kind.open(self._source)
+        store.close()
 
-    def _open(self) -> Database:
-        """A connection, with everything known about the source read anew."""
-        database = self._kind.connect(self._path)
-        ((number,),) = self._kind.rows(database, f"SELECT coalesce(max(tx), 0) FROM {JOURNAL}")
-        self._number = int(number)
-        for relation in self._relations:
-            rows = self._kind.rows(database, f"SELECT {', '.join(relation.columns)} FROM {relation.name}")
-            self._bags[relation.name] = Counter(row for row in rows if row[0] != TICKET)
-        return database
+    def _open(self) -> Store:
+        """The source, with everything known about it read anew."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            store = self._kind.open(self._source)
+            try:
+                self._number = store.last()
+                for relation in self._source.relations:
+                    rows = store.rows(relation)
+                    self._bags[relation.name] = Counter(
+                        {row: count for row, count in rows.items() if row[0] != TICKET}
+                    )
+                return store
+            except self._kind.failures:
+                store.close()
+                if time.monotonic() > deadline:
+                    raise
 
-    def _transaction(self, database: Database) -> None:
+    def _transaction(self, store: Store) -> None:
         changes: list[tuple[str, int, Row]] = []
         bags = {name: Counter(bag) for name, bag in self._bags.items()}
-        database.execute(self._kind.begin)
+        store.begin()
         for _ in range(self._random.choice([0, 1, 1, 2, 5])):
-            relation = self._random.choice(self._relations)
+            relation = self._random.choice(self._source.relations)
             bag = bags[relation.name]
             if bag.total() and self._random.random() < (0.4 if bag.total() < _MOST_ROWS else 0.75):
                 row = self._random.choice(sorted(bag.elements(), key=str))
-                self._kind.delete_one(database, relation, row)
+                store.delete_one(relation, row)
                 changes.append((relation.name, -1, row))
                 bag[row] -= 1
             else:
                 row = tuple(None if column == "tx" else self._value() for column in relation.columns)
-                self._kind.insert(database, relation, row)
+                store.insert(relation, row)
                 changes.append((relation.name, 1, row))
                 bag[row] += 1
-        for relation in self._relations:
+        for relation in self._source.relations:
             if relation.ticketed:
-                self._kind.set_ticket(database, relation, self._number + 1)
+                store.set_ticket(relation, self._number + 1)
         if self._random.random() < 0.1:
-            database.execute("ROLLBACK")
+            store.rollback()
             return
-        database.execute(f"INSERT INTO {JOURNAL} VALUES (?, ?)", [self._number + 1, json.dumps(changes)])
-        database.execute("COMMIT")
+        store.commit(self._number + 1, changes)
         self._number += 1
         self._bags = {name: +bag for name, bag in bags.items()}
 
@@ -112,12 +112,7 @@ def _told_to_stop(seconds: float) -> bool:
 
 
 if __name__ == "__main__":
-    kind_, path_, seed_, pause_, *names_ = sys.argv[1:]
+    kind_, place_, seed_, pause_, *names_ = sys.argv[1:]
+    relations_ = tuple(Relation(name.removesuffix("+"), name.endswith("+")) for name in names_)
     print("writing", flush=True)
-    Writer(
-        KINDS[kind_],
-        Path(path_),
-        tuple(Relation(name.removesuffix("+"), name.endswith("+")) for name in names_),
-        int(seed_),
-        float(pause_),
-    ).run()
+    Writer(Source("", kind_, place_, Path(), relations_), int(seed_), float(pause_)).run()

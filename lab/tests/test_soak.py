@@ -7,15 +7,21 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from lab.soak.kinds import KINDS
+from adapters.servers import postgresql
+from cli.main import app
+from lab.soak.deployment import Deployment, Settings
+from lab.soak.kinds import KINDS, available
 from lab.soak.layout import TICKET, View, sources_of, views_of
 from lab.soak.oracle import Bag, Change, Journal, Recompute, check
 from lab.soak.proxy import FAIR, Proxy, Weather
+from lab.soak.stores import MARKER
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +39,10 @@ def test_a_short_soak_of_everything(tmp_path: Path) -> None:
     assert sum(report["faults"].values()) > 5
     assert set(report["versions"]) == {"everything", "ends"}
     assert all(found["checked"] > 1 for found in report["versions"].values())
-    assert {role.split()[0] for role in report["peak_memory_bytes"]} == {"mediator", "wrapper", "writer"}
+    roles = {"mediator", "wrapper", "writer"}
+    if any(KINDS[kind].server for kind in available()[0]):
+        roles.add("server")
+    assert {role.split()[0] for role in report["peak_memory_bytes"]} == roles
 
 
 @pytest.fixture
@@ -98,20 +107,67 @@ def test_the_oracle_accepts_what_is_right_and_nothing_else(view: View) -> None:
 
 
 def test_every_kind_can_be_written_and_locked(tmp_path: Path) -> None:
-    for source in sources_of(list(KINDS), tmp_path):
-        kind = KINDS[source.kind]
-        kind.create(source.path, source.relations)
-        relation = source.relations[0]
-        database = kind.connect(source.path)
-        kind.insert(database, relation, (1, None, None))
-        kind.insert(database, relation, (1, None, None))
-        kind.delete_one(database, relation, (1, None, None))
-        kind.set_ticket(database, relation, 5)
-        rows = Counter(kind.rows(database, f"SELECT * FROM {relation.name}"))
-        database.close()
-        assert rows == Counter({(TICKET, TICKET, 5): 1, (1, None, None): 1}), source.kind
-        with kind.locked(source.path):
-            pass
+    with Deployment(Settings(tmp_path, available()[0])) as deployment:
+        for source in deployment.sources:
+            kind = KINDS[source.kind]
+            relation = source.relations[0]
+            with closing(kind.open(source)) as store:
+                store.begin()
+                store.insert(relation, (1, None, None))
+                store.insert(relation, (1, None, None))
+                store.delete_one(relation, (1, None, None))
+                store.set_ticket(relation, 1)
+                changes = [(relation.name, 1, (1, None, None))]
+                store.commit(1, changes)
+                store.begin()
+                store.insert(relation, (2, 2, None))
+                store.rollback()
+                assert store.last() == 1
+                assert store.journal() == [(1, changes)], source.kind
+                rows = store.rows(relation)
+            assert rows == Counter({(TICKET, TICKET, 1): 1, (1, None, None): 1}), source.kind
+            with kind.locked(source):
+                pass
+            with closing(kind.open(source)) as store:
+                assert store.rows(relation) == rows, source.kind
+
+
+@pytest.mark.parametrize("journaled", [True, False], ids=["after the journal", "before the journal"])
+def test_a_folder_of_files_recovers_from_a_kill_in_the_middle_of_a_commit(
+    tmp_path: Path, journaled: bool
+) -> None:
+    (source,) = sources_of(["files-csv"], tmp_path)
+    kind, (first, second) = KINDS[source.kind], source.relations
+    with closing(kind.open(source)) as store:
+        store.create()
+        for number in (1, 2):
+            store.begin()
+            store.insert(first, (number, number, None))
+            store.set_ticket(first, number)
+            store.commit(number, [(first.name, 1, (number, number, None))])
+    # The files are half replaced, and the last line of the journal is whole or torn.
+    folder, journal = Path(source.place), Path(source.place + ".journal")
+    (folder / MARKER).unlink()
+    (folder / f"{second.name}.csv").write_text("l,r\n5,5\n")
+    if not journaled:
+        journal.write_text(journal.read_text()[:-5])
+    with closing(kind.open(source)) as store:
+        last = store.last()
+        assert last == (2 if journaled else 1)
+        expected = [first.ticket(last), *((n, n, None) for n in range(1, last + 1))]
+        assert store.rows(first) == Counter(expected)
+        assert store.rows(second) == Counter([second.ticket(0)])
+    assert (folder / MARKER).exists()
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgresql, "_binaries", lambda: None)
+    usable, absent = available()
+    assert {"postgresql-log", "postgresql-trigger", "sqlalchemy-diff"} <= set(absent)
+    assert "sqlite-wal" in usable
+    done = CliRunner().invoke(app, ["lab", "soak", "--source", "postgresql-log"])
+    assert done.exit_code == 1
+    assert f"postgresql-log: no PostgreSQL server is installed; {postgresql.INSTALL}" in done.output
 
 
 def test_the_proxy_passes_cuts_and_falls_silent() -> None:

@@ -29,6 +29,8 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import TableNotFoundError
@@ -42,7 +44,9 @@ _ENGINE = "lockstep"
 # Rows of so many small files stay in memory; merging makes them fewer long before.
 _CACHED_FILES = 4096
 # Only this process needs old log entries of a table, and only until the next checkpoint.
-_CONFIGURATION: Mapping[str, str | None] = {"delta.logRetentionDuration": "interval 1 days"}
+_RETENTION: Mapping[str, str | None] = {"delta.logRetentionDuration": "interval 1 days"}
+# Readers of Delta tables know no statistics but those of the first 32 columns, unless they are told which.
+_WITH_STATISTICS = "delta.dataSkippingStatsColumns"
 
 
 class CommitConflictError(LockstepError):
@@ -99,12 +103,13 @@ class DeltaFiles:
         """Makes the table with these files, as its first commit."""
         self._disk.sync([self.path(file) for file in files])
         self.directory.mkdir(parents=True, exist_ok=True)
+        statistics = {_WITH_STATISTICS: self.range_column} if self.range_column else {}
         create_table_with_add_actions(
             str(self.directory),
             DeltaSchema.from_arrow(schema),
             [self._add_action(file) for file in files],
             mode="error",
-            configuration=_CONFIGURATION,
+            configuration={**_RETENTION, **statistics},
         )
         log = self.directory / _LOG
         folders = [log, self.directory, self.directory.parent, self.directory.parent.parent]
@@ -139,10 +144,20 @@ class DeltaFiles:
         ):
             name = unquote(path)
             cached = known[name].cached if name in known else None
-            files[name] = DataFile(name, size, rows or 0, low or 0, high or 0, cached)
+            if low is None or high is None:
+                low, high = self._read_bounds(name)
+            files[name] = DataFile(name, size, rows or 0, low, high, cached)
         self._files = dict(sorted(files.items(), key=lambda item: item[1].low))
         self._version = table.version()
         self._checkpointed = self._last_checkpoint()
+
+    def _read_bounds(self, path: str) -> tuple[int, int]:
+        """Where no statistics tell them, the bounds are in the file: a wrong guess would hide its rows."""
+        if self.range_column is None:
+            return 0, 0
+        column = pq.read_table(self.directory / path, columns=[self.range_column], partitioning=None)
+        bounds = pc.min_max(column[self.range_column]).as_py()
+        return bounds["min"] or 0, bounds["max"] or 0
 
     def commit(
         self, add: Sequence[DataFile], remove: Sequence[DataFile] = (), data_change: bool = True

@@ -9,7 +9,8 @@ import pytest
 
 from adapters.conformance.queries import whole
 from adapters.mariadb.adapter import MariaDBAdapter
-from adapters.mariadb.tests.server import MariaDBServer, missing, shared_server
+from adapters.mariadb.tests.server import shared_server
+from adapters.servers.mariadb import MariaDBServer
 from adapters.spi import SourceConfig, SourceTransaction
 from algebra.local_view import Keys
 from algebra.position import Position
@@ -20,7 +21,7 @@ class Source:
 
     def __init__(self, server: MariaDBServer) -> None:
         self.server = server
-        self.database = server.create_database("own")
+        self.database = server.create_database()
         self._open: list[Any] = []
 
     def run(self, *statements: str) -> tuple[Any, ...]:
@@ -82,8 +83,6 @@ def rows(
 
 @pytest.fixture
 def source() -> Iterator[Source]:
-    if reason := missing():
-        pytest.skip(reason)
     made = Source(shared_server())
     yield made
     made.close()

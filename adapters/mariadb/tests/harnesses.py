@@ -36,7 +36,8 @@ from adapters.conformance.operations import Row
 from adapters.mariadb.adapter import MariaDBAdapter
 from adapters.mariadb.sql import quote
 from adapters.mariadb.tests.deadlocks import PatientWriter
-from adapters.mariadb.tests.server import missing, shared_server
+from adapters.mariadb.tests.server import shared_server
+from adapters.servers.mariadb import why_not
 from adapters.spi import Adapter, SourceConfig
 from algebra.schema import Column, RelationSchema
 
@@ -208,7 +209,7 @@ class MariaDBHarness(Harness):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        if reason := missing():
+        if reason := why_not():
             raise CaseSkipped(reason)
         self.server = shared_server()
         self.database = self.server.create_database()
@@ -261,11 +262,11 @@ class MariaDBHarness(Harness):
 
     @contextmanager
     def restarting(self) -> Iterator[None]:
-        self.server.down()
+        self.server.stop()
         try:
             yield
         finally:
-            self.server.up()
+            self.server.start()
 
     def disconnect(self) -> None:
         rows = self.server.run(f"SELECT ID FROM information_schema.PROCESSLIST WHERE USER = '{self.user}'")

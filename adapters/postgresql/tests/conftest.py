@@ -9,7 +9,7 @@ import pytest
 from adapters.conformance.case import CaseSkipped
 from adapters.postgresql.adapter import PostgresAdapter
 from adapters.postgresql.tests import harnesses
-from adapters.postgresql.tests.server import PostgresServer
+from adapters.servers.postgresql import PostgresServer
 from adapters.spi import SourceConfig
 
 MakeAdapter = Callable[..., PostgresAdapter]

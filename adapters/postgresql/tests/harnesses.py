@@ -29,7 +29,7 @@ from adapters.conformance import (
 )
 from adapters.conformance.case import CaseSkipped
 from adapters.postgresql.adapter import PostgresAdapter
-from adapters.postgresql.tests.server import PostgresServer, why_not
+from adapters.servers.postgresql import ORDERLY, PostgresServer, why_not
 from adapters.spi import Adapter, SourceConfig
 from algebra.schema import RelationSchema
 
@@ -194,7 +194,7 @@ class PostgresHarness(Harness):
 
     @contextmanager
     def restarting(self) -> Iterator[None]:
-        self._server.stop("fast")
+        self._server.stop(ORDERLY)
         try:
             yield
         finally:

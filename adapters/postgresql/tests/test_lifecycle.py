@@ -8,8 +8,8 @@ import pytest
 
 from adapters.postgresql.tests.conftest import CAPTURES, MakeAdapter, Sql
 from adapters.postgresql.tests.harnesses import OBJECTS
-from adapters.postgresql.tests.server import PostgresServer
 from adapters.postgresql.tests.support import Follower, table
+from adapters.servers.postgresql import CRASH, PostgresServer
 from adapters.spi import SourceConfig
 from algebra.errors import (
     ConfigurationError,
@@ -94,7 +94,7 @@ def test_a_crash_in_mid_stream(
     follower = Follower(adapter)
     sql("SET synchronous_commit = off", "INSERT INTO item VALUES (1)")
     assert len(follower.follow()) == 1
-    server.restart("immediate")
+    server.restart(CRASH)
     with server.connect(database) as connection:
         connection.execute("INSERT INTO item VALUES (2)")
     for _ in range(100):

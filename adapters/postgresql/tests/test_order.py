@@ -12,9 +12,9 @@ import pytest
 
 from adapters.postgresql.commit_order import commit_order
 from adapters.postgresql.tests.conftest import CAPTURES, MakeAdapter, Sql
-from adapters.postgresql.tests.server import PostgresServer
 from adapters.postgresql.tests.support import Follower, changes_by_relation, rows
 from adapters.postgresql.visibility import Visibility
+from adapters.servers.postgresql import PostgresServer
 from algebra.errors import PositionTrimmedError, SourceUnavailableError
 from algebra.position import Position
 

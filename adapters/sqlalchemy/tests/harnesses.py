@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
-import shutil
 import sqlite3
-import tempfile
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -41,9 +39,10 @@ from adapters.conformance import (
 from adapters.conformance.case import CaseSkipped
 from adapters.conformance.samples import Sample
 from adapters.mariadb.tests.deadlocks import PatientWriter
-from adapters.mariadb.tests.server import INSTALL as MARIADB_INSTALL
-from adapters.mariadb.tests.server import MariaDBServer, find
-from adapters.postgresql.tests.server import PostgresServer, why_not
+from adapters.servers import mariadb as mariadb_server
+from adapters.servers import postgresql as postgresql_server
+from adapters.servers.mariadb import MariaDBServer
+from adapters.servers.postgresql import ORDERLY, PostgresServer
 from adapters.spi import Adapter, SourceConfig
 from adapters.sqlalchemy.adapter import SqlAlchemyAdapter
 from algebra.schema import RelationSchema
@@ -239,8 +238,7 @@ class SqliteHarness(SqlAlchemyHarness):
 @functools.cache
 def postgres() -> PostgresServer:
     """This process's server."""
-    reason = why_not()
-    if reason:
+    if reason := postgresql_server.why_not():
         raise CaseSkipped(reason)
     stack = ExitStack()
     atexit.register(stack.close)
@@ -361,7 +359,7 @@ class PostgresHarness(SqlAlchemyHarness):
 
     @contextmanager
     def restarting(self) -> Iterator[None]:
-        self._server.stop("fast")
+        self._server.stop(ORDERLY)
         try:
             yield
         finally:
@@ -383,13 +381,11 @@ class PostgresHarness(SqlAlchemyHarness):
 @functools.cache
 def mariadb() -> MariaDBServer:
     """This process's server."""
-    if not find("mariadbd") or not find("mariadb-install-db"):
-        raise CaseSkipped(f"no MariaDB server is installed: {MARIADB_INSTALL}")
-    folder = Path(tempfile.mkdtemp(prefix="lockstep-mariadb-"))
+    if reason := mariadb_server.why_not():
+        raise CaseSkipped(reason)
     stack = ExitStack()
     atexit.register(stack.close)
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    server = stack.enter_context(MariaDBServer.start(folder))
+    server = stack.enter_context(MariaDBServer.started())
     for user in (READER, STRANGER):
         server.run(f"CREATE USER {user}@'%' IDENTIFIED BY '{user}'")
     return server
@@ -540,11 +536,11 @@ class MariaDBHarness(SqlAlchemyHarness):
 
     @contextmanager
     def restarting(self) -> Iterator[None]:
-        self._server.down()
+        self._server.stop()
         try:
             yield
         finally:
-            self._server.up()
+            self._server.start()
 
     def disconnect(self) -> None:
         ids = self._server.run(f"SELECT id FROM information_schema.processlist WHERE user = '{READER}'")

@@ -11,6 +11,7 @@ import pytest
 from algebra.errors import NotFoundError, OrderingViolationError, PositionTrimmedError
 from algebra.position import Position
 from mediator.warehouse import ViewInstall, Warehouse
+from mediator.warehouse.delta_files import DeltaFiles
 from mediator.warehouse.tests.builders import (
     SCHEMA,
     Bag,
@@ -134,3 +135,27 @@ def test_watching_begins_where_asked(warehouse: Warehouse) -> None:
         warehouse.changes("v", -1)
     with pytest.raises(NotFoundError, match="no version 4"):
         warehouse.changes("v", 4)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["with statistics", "made without"])
+def test_a_view_of_many_columns_is_still_there_when_reopened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Delta's statistics are of the first 32 columns, by default; the version is the last one."""
+    if not known:
+        monkeypatch.setattr(DeltaFiles, "_statistics", lambda _, file: f'{{"numRecords": {file.rows}}}')
+    schema = pa.schema([(f"c{i}", pa.int64()) for i in range(40)])
+    first, second = (1,) * 40, (2,) * 40
+    with Warehouse(tmp_path, durable=False) as warehouse:
+        warehouse.create_view("wide", {}, schema, counted({first: 1}, schema), row(0))
+        warehouse.install([change("wide", 1, {first: -1, second: 1}, schema)])
+        warehouse.install([change("wide", 2, {second: 2}, schema)])
+    for ending in ("reopened", "with a checkpoint", "compacted"):
+        with Warehouse(tmp_path, durable=False, grace_seconds=0.0) as warehouse:
+            assert at(warehouse, "wide") == {second: 3}, ending
+            assert at(warehouse, "wide", 1) == {second: 1}, ending
+            assert at(warehouse, "wide", 0) == {first: 1}, ending
+            if ending == "reopened":
+                warehouse._store.data(warehouse.view("wide")).changes.checkpoint()
+            else:
+                warehouse.compact("wide")
