@@ -118,10 +118,11 @@ class ServerProcess(ABC):
 
     def processes(self) -> list[psutil.Process]:
         """The server and its children, itself first; none while it does not run."""
-        if self._process is None or self._process.poll() is not None:
+        process = self._process
+        if process is None or process.poll() is not None:
             return []
         try:
-            first = psutil.Process(self._process.pid)
+            first = psutil.Process(process.pid)
             return [first, *first.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []

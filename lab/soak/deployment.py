@@ -254,6 +254,11 @@ class Deployment:
         finally:
             process.signal(signal.SIGCONT)
 
+    def ended(self) -> list[str]:
+        """The roles whose process does not run, though nobody has stopped it."""
+        processes = [role for role, process in self.processes.items() if process.ended]
+        return [*(f"server {name}" for name, one in self.servers.items() if not one.processes()), *processes]
+
     def stop_writers(self) -> None:
         """Let every writer finish its transaction and end."""
         for source in self.sources:
@@ -261,7 +266,8 @@ class Deployment:
 
     def output(self, role: str) -> str:
         """Everything that the processes of a role have printed."""
-        log = self._log(role)
+        what, _, name = role.partition(" ")
+        log = self.servers[name].log if what == "server" else self._log(role)
         return log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
 
     def _log(self, role: str) -> Path:

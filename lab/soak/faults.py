@@ -64,10 +64,13 @@ def kills(counts: Mapping[str, int]) -> int:
 
 
 class Injector:
-    """Injects faults into a deployment until it is stopped; `counts` tells how many of each kind."""
+    """Injects faults into a deployment until it is stopped; `counts` tells how many of each kind.
 
-    def __init__(self, deployment: Deployment, plan: Plan, on_fault: Callable[[str], None]) -> None:
-        self._deployment, self._plan, self._on_fault = deployment, plan, on_fault
+    A fault that cannot be injected, or undone, is an error: `errors` keeps it, and `say` tells it at once.
+    """
+
+    def __init__(self, deployment: Deployment, plan: Plan, say: Callable[[str], None]) -> None:
+        self._deployment, self._plan, self._say = deployment, plan, say
         self._random = random.Random(plan.seed)
         self.counts: Counter[str] = Counter()
         self.bad_inputs: Counter[str] = Counter()
@@ -142,13 +145,13 @@ class Injector:
                 self._held.add(held)
             self._is_down = self._is_down or verb == "kill"
         self.counts[kind] += 1
-        self._on_fault(kind)
 
         def run() -> None:
             try:
                 work()
             except Exception as error:
                 self.errors.append(f"{kind} {source.name}: {type(error).__name__}: {error}")
+                self._say(self.errors[-1])
             finally:
                 with self._lock:
                     self._held.discard(held)

@@ -91,7 +91,7 @@ class Soak:
                 reader.patiently(lambda view=view: reader.state(view, 0), REST_SECONDS)  # type: ignore[misc]
             self._say("everything runs, both views are loaded")
             samples: dict[str, dict[int, Bag]] = {view.name: {} for view in deployment.views}
-            injector = Injector(deployment, self._plan, lambda _: None)
+            injector = Injector(deployment, self._plan, self._say)
             began = time.monotonic()
             injector.start()
             while (past := time.monotonic() - began) < seconds:
@@ -104,9 +104,9 @@ class Soak:
             injector.stop()
             report.seconds = time.monotonic() - began
             report.problems += injector.errors
-            for role, process in deployment.processes.items():
-                if process.ended:
-                    report.problems.append(f"{role} ended by itself: {_last_line(deployment.output(role))}")
+            for role in deployment.ended():
+                report.problems.append(f"{role} ended by itself: {_last_line(deployment.output(role))}")
+                deployment.start(role)
             deployment.stop_writers()
             self._finish(deployment, reader, samples, report)
             report.faults, report.bad_inputs = injector.counts, injector.bad_inputs
