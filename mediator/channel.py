@@ -7,10 +7,13 @@ answer does not notice.
 
 A connection whose other end has gone without a word (half-open) is noticed by gRPC's keepalive: after
 `keepalive_seconds` of silence a ping is sent, and after as many again without an answer the stream breaks.
+
+Certificates are looked at again before each attempt to attach, so that replaced ones are used from then on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import logging
@@ -52,7 +55,8 @@ from protos.incoming import checked_touched, decoded_answer, decoded_delta
 from protos.lockstep.v1 import types_pb2, wrapper_pb2_grpc
 from protos.lockstep.v1 import wrapper_pb2 as pb
 from protos.security.settings import PLAIN, Connection
-from protos.security.tls import open_channel
+from protos.security.tls import channel_files, open_channel
+from protos.security.tls_files import TlsMaterial
 from protos.server import keepalive_options
 from protos.status import error_from_rpc, error_of
 
@@ -132,6 +136,17 @@ class _OpenQuery:
         return pb.ExchangeRequest(query=self.request)
 
 
+@dataclass
+class _Link:
+    """A gRPC channel, and the certificates that it was opened with; `calls` run on it beside the Exchange."""
+
+    channel: grpc.Channel
+    stub: wrapper_pb2_grpc.WrapperServiceStub
+    material: TlsMaterial | None
+    calls: int = 0
+    retired: bool = False
+
+
 @dataclass(frozen=True)
 class SourceDescription:
     """A source's catalog and what its capture can do."""
@@ -192,9 +207,10 @@ class SourceChannel:
         self._reported = ORIGIN
         self._stopped = threading.Event()
         self._call: grpc.Call | None = None
-        options = [*keepalive_options(keepalive_seconds), *_RECONNECT]
-        self._channel = open_channel(address, connection, PROTOCOL_VERSION, options)
-        self._stub = wrapper_pb2_grpc.WrapperServiceStub(self._channel)
+        self._connection = connection
+        self._files = channel_files(connection)
+        self._options = (*keepalive_options(keepalive_seconds), *_RECONNECT)
+        self._link = self._open_link()
         self._thread = threading.Thread(target=self._run, name=f"channel-{source}", daemon=True)
 
     def start(self) -> None:
@@ -211,7 +227,46 @@ class SourceChannel:
         self.begin_stop()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
-        self._channel.close()
+        self._link.channel.close()
+
+    # The connection
+
+    def _open_link(self) -> _Link:
+        material = self._files.current() if self._files is not None else None
+        channel = open_channel(self.address, self._connection, PROTOCOL_VERSION, self._options, material)
+        return _Link(channel, wrapper_pb2_grpc.WrapperServiceStub(channel), material)
+
+    def _renew_link(self) -> None:
+        """Connect anew if the certificates were replaced: a gRPC channel keeps those that it began with.
+
+        Calls that still run on the old channel (a long load) finish there.
+        """
+        if self._files is None or self._files.current() is self._link.material:
+            return
+        made = self._open_link()
+        with self._lock:
+            old, self._link = self._link, made
+            old.retired = True
+        self._close_if_done(old)
+
+    @contextlib.contextmanager
+    def _call_on_link(self) -> Iterator[wrapper_pb2_grpc.WrapperServiceStub]:
+        """The stub for one call, whose channel stays open until the call has ended."""
+        with self._lock:
+            link = self._link
+            link.calls += 1
+        try:
+            yield link.stub
+        finally:
+            with self._lock:
+                link.calls -= 1
+            self._close_if_done(link)
+
+    def _close_if_done(self, link: _Link) -> None:
+        with self._lock:
+            done = link.retired and not link.calls
+        if done:
+            link.channel.close()
 
     @property
     def connected(self) -> bool:
@@ -257,9 +312,10 @@ class SourceChannel:
     def describe(self, timeout: float = 30.0) -> SourceDescription:
         """The source's catalog, as its wrapper shows it now."""
         try:
-            response = self._stub.DescribeSource(
-                pb.DescribeSourceRequest(), timeout=timeout, wait_for_ready=False
-            )
+            with self._call_on_link() as stub:
+                response = stub.DescribeSource(
+                    pb.DescribeSourceRequest(), timeout=timeout, wait_for_ready=False
+                )
         except grpc.RpcError as error:
             raise self._unavailable(error) from None
         if response.source != self.source:
@@ -276,9 +332,10 @@ class SourceChannel:
         """The extents of local views, all in one snapshot, chunk by chunk."""
         request = pb.LoadLocalViewRequest(local_views=[local_view_to_proto(view) for view in views])
         try:
-            for response in self._stub.LoadLocalView(request):
-                self.counters.bytes_received += response.ByteSize()
-                yield response
+            with self._call_on_link() as stub:
+                for response in stub.LoadLocalView(request):
+                    self.counters.bytes_received += response.ByteSize()
+                    yield response
         except grpc.RpcError as error:
             raise self._unavailable(error) from None
 
@@ -436,8 +493,9 @@ class SourceChannel:
                 )
             )
         )
+        self._renew_link()
         self._wait_ready()
-        call = self._stub.Exchange(iter(outgoing.get, None))
+        call = self._link.stub.Exchange(iter(outgoing.get, None))
         self._call = call
         try:
             for response in call:
@@ -453,7 +511,7 @@ class SourceChannel:
 
     def _wait_ready(self) -> None:
         """Return when the connection is up; gives up soon, and at once when the channel is stopped."""
-        ready = grpc.channel_ready_future(self._channel)
+        ready = grpc.channel_ready_future(self._link.channel)
         deadline = time.monotonic() + CONNECT_SECONDS
         while not self._stopped.is_set():
             try:

@@ -14,6 +14,7 @@ from protos.security.audit import AuditLog
 from protos.security.guard import Guard
 from protos.security.settings import RESPONSE_BYTES, ServerSecurity
 from protos.security.tls import bind, check_exposed
+from protos.security.tls_files import TlsFiles
 from protos.version import PROTOCOL_VERSION
 
 MESSAGE_OPTIONS: Sequence[tuple[str, int]] = (
@@ -56,7 +57,8 @@ _SERVER_OPTIONS: Sequence[tuple[str, int]] = (
 class GrpcServer:
     """A server on one address, with its health: not serving until, and unless, `set_serving` says so.
 
-    `source` is the one that a wrapper serves.
+    `files` are those of `security.tls`, to be looked at for each connection. `source` is the one that a
+    wrapper serves.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class GrpcServer:
         listen: str,
         services: Sequence[str],
         security: ServerSecurity | None = None,
+        files: TlsFiles | None = None,
         source: str = "",
         workers: int = 32,
     ) -> None:
@@ -82,6 +85,7 @@ class GrpcServer:
             ],
         )
         self._listen = listen
+        self._files = files
         self._services = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
@@ -89,7 +93,7 @@ class GrpcServer:
 
     def start(self) -> str:
         """Listen and serve; the bound address as host:port."""
-        port = bind(self.server, self._listen, self._security.tls)
+        port = bind(self.server, self._listen, self._files)
         if port == 0:
             raise ConfigurationError(f"cannot listen on {self._listen}: is the address in use?")
         self._guard.start()
