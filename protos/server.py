@@ -45,8 +45,13 @@ def keepalive_options(seconds: float) -> Sequence[tuple[str, int]]:
     )
 
 
+_WORKERS = 256
+"""Threads for calls, made as they are needed. One caller has at most `CallLimits.calls` of them."""
+
 _SERVER_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.so_reuseport", 0),
+    # Calls that wait for a thread cost memory; beyond, one connection's calls wait at its own end.
+    ("grpc.max_concurrent_streams", 1000),
     *keepalive_options(_SERVER_KEEPALIVE_SECONDS),
     # Clients choose how often they ask for a sign of life; by default a server ends what it finds too often.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 200),
@@ -68,7 +73,6 @@ class GrpcServer:
         security: ServerSecurity | None = None,
         files: TlsFiles | None = None,
         source: str = "",
-        workers: int = 32,
     ) -> None:
         self._security = security or ServerSecurity()
         check_exposed(listen, self._security)
@@ -76,7 +80,7 @@ class GrpcServer:
         self.audit = AuditLog(self._security.audit, name)
         self._guard = Guard(self._security, self.audit, PROTOCOL_VERSION, source)
         self.server = grpc.server(
-            futures.ThreadPoolExecutor(workers, thread_name_prefix="grpc"),
+            futures.ThreadPoolExecutor(_WORKERS, thread_name_prefix="grpc"),
             interceptors=[self._guard],
             options=[
                 ("grpc.max_receive_message_length", self._security.max_request_bytes),
