@@ -21,6 +21,7 @@ from cli.config_model import (
 from protos.security.settings import (
     REQUEST_BYTES,
     WRAPPER_REQUEST_BYTES,
+    CallLimits,
     ClientTls,
     Connection,
     ServerSecurity,
@@ -104,6 +105,9 @@ def _security(section: ServerSection, max_request_bytes: int) -> ServerSecurity:
         certificates=section.certificates,
         insecure=section.insecure,
         audit=Path(section.audit) if section.audit else None,
+        limits=CallLimits(
+            section.limits.calls, section.limits.streams, section.limits.failed_logins_per_minute
+        ),
         max_request_bytes=max_request_bytes,
     )
 

@@ -16,6 +16,7 @@ from cli import references, secrecy, yaml_text
 from cli.config_model import (
     ConnectSection,
     Document,
+    LimitsSection,
     MediatorSection,
     Section,
     ServerSection,
@@ -35,7 +36,11 @@ _SECTIONS: Mapping[str, type[Section]] = {
     "views": ViewSection,
 }
 
-_NESTED: Mapping[str, type[Section]] = {"tls": ServerTlsSection, "connect": ConnectSection}
+_NESTED: Mapping[str, type[Section]] = {
+    "tls": ServerTlsSection,
+    "connect": ConnectSection,
+    "limits": LimitsSection,
+}
 
 
 @dataclass(frozen=True)

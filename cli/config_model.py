@@ -74,6 +74,18 @@ class ServerTlsSection(Section):
     """PEM file of the authority whose certificates clients must show; absent asks for none."""
 
 
+class LimitsSection(Section):
+    """What one caller may have at once of a server, and how often one address may fail to log in."""
+
+    calls: Annotated[int, Field(ge=1)] = 64
+    """Calls under way at once, streams included, by the name of a token or certificate, else by address."""
+    streams: Annotated[int, Field(ge=1)] = 32
+    """Streams that last (attached mediators, watches) at once, counted likewise."""
+    failed_logins_per_minute: Annotated[float, Field(gt=0)] = 60.0
+    """Calls without a valid token or known certificate, by address; who fails more often is not listened
+    to for a while."""
+
+
 class ServerSection(Section):
     """What both kinds of server have in common: how they are protected, and what they tell about
     themselves."""
@@ -88,6 +100,8 @@ class ServerSection(Section):
     """Plain text, and callers that nobody knows, are allowed on addresses that other machines reach."""
     audit: str | None = None
     """File of audit records, one JSON object per line; absent sends them to the log."""
+    limits: LimitsSection = LimitsSection()
+    """What one caller may have at once."""
     metrics: Address | None = None
     """Where Prometheus finds metrics by HTTP; absent means nowhere."""
 

@@ -1,20 +1,17 @@
 """Whatever comes in, the answer is a value or a LockstepError: never another exception, a hang or a crash.
 
-The decoders of the wire, the SQL front end, and the configuration. Each `@example` was found by a longer run,
-or is an attack that has a name.
+The decoders of the wire, the SQL front end, the configuration and the token file. Each `@example`, and each
+file of the corpus (`fuzzing.py`), was found by a longer run, or is an attack that has a name.
 """
 
 from __future__ import annotations
 
+import json
 import struct
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -24,42 +21,20 @@ from algebra.errors import ConfigurationError, DataError, LockstepError, Refused
 from algebra.expressions import MAX_DEPTH
 from algebra.schema import Catalog, Column, RelationSchema
 from algebra.view import LONGEST_SQL
-from cli import config, yaml_text
-from integration_tests.fuzzing import FUZZ
-from mediator.warehouse.query import views_in
+from cli import yaml_text
+from integration_tests import decoders, fuzzing
+from integration_tests.decoders import CATALOGS, DECODERS, INT, LOCAL, MESSAGES, SAMPLES, TOKEN, bytes_of
+from integration_tests.fuzzing import FUZZ, corpus_files, tried
 from protos.convert import (
     MAX_OCCURRENCES,
-    catalog_from_proto,
     expression_from_proto,
-    global_transaction_from_proto,
     local_view_from_proto,
     local_view_to_proto,
-    position_from_proto,
 )
-from protos.incoming import checked_touched, decoded_delta
+from protos.incoming import checked_touched
 from protos.lockstep.v1 import types_pb2, wrapper_pb2
 
 pytestmark = pytest.mark.fuzz
-
-INT, TEXT = pa.int64(), pa.string()
-CATALOGS = {
-    "s": Catalog(
-        "s",
-        {
-            "r": RelationSchema("r", (Column("a", INT), Column("b", TEXT), Column("d", pa.date32())), ("a",)),
-            "q": RelationSchema("q", (Column("a", INT), Column("c", pa.float64()))),
-        },
-    ),
-    "t": Catalog("t", {"u": RelationSchema("u", (Column("a", INT), Column("e", TEXT)), ("a",))}),
-}
-LOCAL = decompose("v", "SELECT a, b FROM s.r WHERE b = 'x'", CATALOGS).local_views[0]
-ROWS = pa.table(
-    {
-        **{field.name: pa.array([], field.type) for field in LOCAL.arrow},
-        "_tx": pa.array([], pa.int32()),
-        "_count": pa.array([], INT),
-    }
-)
 
 
 def damaged(data: bytes, edits: list[tuple[int, int]], cut: int) -> bytes:
@@ -70,29 +45,10 @@ def damaged(data: bytes, edits: list[tuple[int, int]], cut: int) -> bytes:
     return bytes(made[: max(len(made) - cut, 0)])
 
 
-def refused_or_fine(work: Callable[[], Any]) -> Any:
-    """What the work gives, None if it is refused with a line that says why; any other exception is a bug."""
-    try:
-        return work()
-    except LockstepError as error:
-        if not str(error).strip():
-            raise AssertionError("a refusal without words") from error
-        return None
-
-
 EDITS = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=4)
 CUTS = st.one_of(st.just(0), st.integers(0, 400))
 
 # Arrow
-
-SAMPLES = [
-    pa.table({"x": pa.array([1, None, 3], INT), "s": ["a", None, "ccc"]}),
-    pa.table({"d": pa.array(["a", "b", "a"]).dictionary_encode()}),
-    pa.table({"l": pa.array([[1], None, [2, 3]]), "t": pa.array([1, 2, 3], pa.timestamp("us", "UTC"))}),
-    pa.table(
-        {"n": pa.nulls(3), "b": [True, False, None], "z": pa.array([b"", b"\xff", None], pa.large_binary())}
-    ),
-]
 
 
 @FUZZ
@@ -101,10 +57,7 @@ SAMPLES = [
 @example(SAMPLES[0], [], 8)
 @example(SAMPLES[0], [], 10**6)
 def test_damaged_arrow_is_refused_or_valid(table: pa.Table, edits: list[tuple[int, int]], cut: int) -> None:
-    found = refused_or_fine(lambda: from_ipc(damaged(to_ipc(table), edits, cut)))
-    if found is not None:
-        found.validate(full=True)
-        to_ipc(found.combine_chunks())
+    tried("arrow", decoders.arrow, damaged(to_ipc(table), edits, cut))
 
 
 @FUZZ
@@ -114,7 +67,7 @@ def test_damaged_arrow_is_refused_or_valid(table: pa.Table, edits: list[tuple[in
 @example(struct.pack("<iI", -1, 0x7FFFFFFF))
 @example(b"ARROW1\0\0")
 def test_bytes_that_are_no_arrow_are_refused(data: bytes) -> None:
-    refused_or_fine(lambda: from_ipc(data))
+    tried("arrow", decoders.arrow, data)
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
@@ -140,36 +93,14 @@ def test_text_that_is_not_utf8_is_refused() -> None:
 
 # Protobuf
 
-MESSAGES: dict[str, tuple[Any, Any]] = {
-    "local view": (local_view_to_proto(LOCAL), local_view_from_proto),
-    "expression": (local_view_to_proto(LOCAL).predicates[0], expression_from_proto),
-    "position": (types_pb2.Position(ordinal=5, token="x"), position_from_proto),
-    "global transaction": (
-        types_pb2.GlobalTransaction(id="x", participants=["s"]),
-        lambda message: global_transaction_from_proto([message]),
-    ),
-    "relation": (
-        types_pb2.Relation(name="r", arrow_schema=to_ipc(SAMPLES[0].slice(0, 0)), key=["x"]),
-        lambda message: catalog_from_proto("s", [message]),
-    ),
-    "delta": (
-        wrapper_pb2.LocalViewDelta(local_view="v", arrow=to_ipc(ROWS), touched=[0, 1]),
-        lambda message: decoded_delta([message.arrow], LOCAL, checked_touched(message, 2)),
-    ),
-}
-
 
 @FUZZ
 @given(st.sampled_from(sorted(MESSAGES)), EDITS, CUTS)
 def test_damaged_messages_are_refused_or_mean_something(
     kind: str, edits: list[tuple[int, int]], cut: int
 ) -> None:
-    message, decode = MESSAGES[kind]
-    try:
-        parsed = type(message).FromString(damaged(message.SerializeToString(), edits, cut))
-    except DecodeError:
-        return  # the guard's business
-    refused_or_fine(lambda: decode(parsed))
+    sample, _ = MESSAGES[kind]
+    tried(kind, decoders.message(kind), damaged(sample.SerializeToString(), edits, cut))
 
 
 def nested(depth: int) -> types_pb2.Expression:
@@ -241,9 +172,7 @@ TEXTS = st.one_of(
 @example('SELECT a FROM s."r"; DROP TABLE r --"', False, False)
 @example("RENAME a, b FROM s.r", False, False)
 def test_any_text_is_a_view_or_refused(sql: str, keys: bool, per_relation: bool) -> None:
-    refused_or_fine(
-        lambda: decompose("v", sql, CATALOGS, allow_cross_join=True, keys=keys, per_relation=per_relation)
-    )
+    tried("view-sql", decoders.view_sql(keys, per_relation), bytes_of(sql))
 
 
 @FUZZ
@@ -252,7 +181,7 @@ def test_any_text_is_a_view_or_refused(sql: str, keys: bool, per_relation: bool)
 @example("SELECT '\ud800'")
 @example("SELECT * FROM r, read_csv('/etc/passwd')")
 def test_any_text_is_a_query_or_refused(sql: str) -> None:
-    refused_or_fine(lambda: views_in(sql, ["r", "u"]))
+    tried("query-sql", decoders.query_sql, bytes_of(sql))
 
 
 def test_texts_are_bounded_in_length() -> None:
@@ -327,7 +256,65 @@ YAML_PARTS = st.sampled_from(YAML_WORDS.split())
 @example("x: !!timestamp abc")
 @example("x: !!float abc")
 def test_any_text_is_a_configuration_or_refused(text: str) -> None:
-    with tempfile.NamedTemporaryFile("wb", suffix=".yaml") as file:
-        file.write(text.encode("utf-8", "surrogatepass"))
-        file.flush()
-        refused_or_fine(lambda: config.load(Path(file.name), {"X": "value"}))
+    tried("configuration", decoders.configuration, bytes_of(text))
+
+
+# Token files
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner)),
+    max_leaves=8,
+)
+
+
+@FUZZ
+@given(EDITS, CUTS)
+def test_damaged_token_files_are_refused_or_fine(edits: list[tuple[int, int]], cut: int) -> None:
+    tried(
+        "token-file",
+        decoders.token_file,
+        damaged(json.dumps({"format": 1, "tokens": [TOKEN]}).encode(), edits, cut),
+    )
+
+
+@FUZZ
+@given(st.sampled_from(sorted(TOKEN)), JSON)
+def test_any_value_in_a_token_file_is_refused_or_fine(field: str, value: object) -> None:
+    changed = {"format": 1, "tokens": [{**TOKEN, field: value}]}
+    tried("token-file", decoders.token_file, json.dumps(changed).encode())
+
+
+# The corpus
+
+
+@pytest.mark.parametrize("path", corpus_files(), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_what_was_found_or_thought_of_before_is_refused_or_fine(path: Path) -> None:
+    for decode in DECODERS[path.parent.name]:
+        tried(path.parent.name, decode, path.read_bytes())
+
+
+def test_the_corpus_is_small_and_has_something_for_every_decoder() -> None:
+    files = corpus_files()
+    assert {path.parent.name for path in files} == DECODERS.keys()
+    assert len(files) < 150
+    assert sum(path.stat().st_size for path in files) < 500_000
+
+
+def test_what_a_long_run_finds_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same failure, found with less, replaces what was kept of it; another one is kept beside it."""
+
+    def broken(data: bytes) -> None:
+        if b"x" in data:
+            raise ValueError(data)
+        if b"y" in data:
+            raise KeyError(data)
+
+    monkeypatch.setattr(fuzzing, "CORPUS", tmp_path)
+    monkeypatch.setattr(fuzzing, "_MANY", 1)
+    tried("arrow", broken, b"fine")
+    for data, problem in {b"axa": ValueError, b"x": ValueError, b"y": KeyError}.items():
+        with pytest.raises(problem) as found:
+            tried("arrow", broken, data)
+        assert "kept as" in found.value.__notes__[0]
+    assert sorted(path.read_bytes() for path in (tmp_path / "arrow").iterdir()) == [b"x", b"y"]

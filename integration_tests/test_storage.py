@@ -6,7 +6,7 @@ import errno
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from algebra.arrow_ipc import from_ipc
+from integration_tests.processes import run_lockstep
 from integration_tests.site import VIEW, Site, inside, wait_for
 from integration_tests.test_network import health
 from mediator.storage_errors import storage_error
@@ -40,6 +41,42 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"needs the right to mount a small file system (run as root): {made.stderr.strip()}")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+class Protection:
+    """A second mount over a file system, at the same place, through which it can be made read-only.
+
+    The mediator keeps its lock file open for writing, on the mount below; so the kernel would refuse to make
+    that one read-only. Whatever is opened later goes through this one.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def mount(self, *arguments: str) -> None:
+        done = subprocess.run(["mount", *arguments, str(self.place)], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"needs the right to mount read-only: {done.stderr.strip()}")
+
+    def set(self) -> None:
+        self.mount("-o", "remount,bind,ro")
+
+    def lift(self) -> None:
+        self.mount("-o", "remount,bind,rw")
+
+
+@pytest.fixture
+def protection(small_disk: Path) -> Iterator[Callable[[], Protection]]:
+    """Puts the second mount over the disk, when a test is ready for it."""
+    with ExitStack() as stack:
+
+        def begun() -> Protection:
+            made = Protection(small_disk)
+            made.mount("--bind", str(small_disk))
+            stack.callback(subprocess.run, ["umount", "-l", str(small_disk)], check=True)
+            return made
+
+        yield begun
 
 
 def test_a_full_disk_and_space_again(site: Site, small_disk: Path) -> None:
@@ -70,7 +107,61 @@ def test_a_full_disk_and_space_again(site: Site, small_disk: Path) -> None:
     assert from_ipc(client.verify("v").arrow).num_rows == 0
 
 
-def test_a_warehouse_that_becomes_read_only(site: Site) -> None:
+def test_a_warehouse_that_becomes_read_only(
+    site: Site, small_disk: Path, protection: Callable[[], Protection]
+) -> None:
+    server, client = site.mediator(small_disk / "warehouse")
+    client.create_view("v", VIEW)
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
+    client.wait_for_version("v", 1)
+    disk = protection()
+    disk.set()
+    with pytest.raises(OSError, match="Read-only file system"):
+        (small_disk / "probe").touch()
+    site.writers["one"].commit("INSERT INTO r VALUES (4, 1)")
+    wait_for(server, lambda _: bool(client.status().problem))
+    status = client.status()
+    assert "its file system is read-only; mount it for writing" in status.problem
+    assert status.HasField("problem_since")
+    assert health(client.address) == NOT_SERVING
+    assert client.view("v").version == 1
+    assert client.bag("v").total() == 3, "readable"
+    site.writers["two"].commit("INSERT INTO s VALUES (1, 11)")
+    disk.lift()
+    client.wait_for_version("v", 3)
+    assert client.bag("v") == Counter(
+        {(2, 2, 20): 1, **{(k, 1, y): 1 for k in (1, 3, 4) for y in (10, 11)}}
+    ), "nothing is lost"
+    wait_for(server, lambda _: client.status().problem == "")
+    assert health(client.address) == SERVING
+    assert from_ipc(client.verify("v").arrow).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("made_before", "problem"),
+    [
+        (True, "cannot be written: Read-only file system; a mediator needs to"),
+        (False, "cannot be made: Read-only file system"),
+    ],
+)
+def test_a_mediator_does_not_start_on_a_read_only_warehouse(
+    site: Site, small_disk: Path, protection: Callable[[], Protection], made_before: bool, problem: str
+) -> None:
+    warehouse = small_disk / "warehouse"
+    if made_before:
+        server, client = site.mediator(warehouse)
+        client.create_view("v", VIEW)
+        server.stop(0)
+    file = site.directory / "lockstep.yaml"
+    file.write_text(f"mediator: {{listen: '127.0.0.1:0', warehouse: '{warehouse}', engine: duckdb}}")
+    protection().set()
+    done = run_lockstep("mediator", str(file))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: the warehouse {warehouse} {problem}\n"
+
+
+def test_a_warehouse_of_which_writes_say_that_it_is_read_only(site: Site) -> None:
+    """The same by injection, where nobody may mount."""
     server, client = site.mediator()
     client.create_view("v", VIEW)
     read_only = True

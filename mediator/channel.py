@@ -287,6 +287,7 @@ class SourceChannel:
                 )
             )
         )
+        self._wrapper.renew()
         self._wrapper.wait_ready(self._stopped)
         call = self._wrapper.exchange(iter(outgoing.get, None))
         self._call = call

@@ -12,7 +12,7 @@ from mediator.service import MediatorService
 from protos.lockstep.v1 import mediator_pb2, mediator_pb2_grpc
 from protos.metrics import Families, MetricsEndpoint
 from protos.security.settings import PLAIN
-from protos.security.tls import check_exposed, check_reached
+from protos.security.tls import check_exposed, check_reached, served_files
 from protos.server import GrpcServer
 
 log = logging.getLogger(__name__)
@@ -33,13 +33,14 @@ class MediatorServer:
         check_exposed(self._config.listen, self._config.security)
         for source, address in self._config.sources.items():
             check_reached(address, self._config.connections.get(source, PLAIN))
+        files = served_files(self._config.security.tls)
         if self._config.metrics:
-            self._metrics = MetricsEndpoint(self._config.metrics, self._config.security, self._fill)
+            self._metrics = MetricsEndpoint(self._config.metrics, self._config.security, files, self._fill)
         # The engine may start a Java process, which must not happen while gRPC's threads run: it forks.
         self.mediator = Mediator(self._config)
         service = mediator_pb2.DESCRIPTOR.services_by_name["MediatorService"].full_name
         try:
-            self._server = GrpcServer(self._config.listen, [service], self._config.security)
+            self._server = GrpcServer(self._config.listen, [service], self._config.security, files)
             mediator_pb2_grpc.add_MediatorServiceServicer_to_server(
                 MediatorService(self.mediator), self._server.server
             )

@@ -7,31 +7,38 @@ somebody asks. So an endpoint that nobody scrapes costs nothing.
 from __future__ import annotations
 
 import resource
+import socket
 import sys
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import psutil
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from algebra.errors import ConfigurationError
 from protos.security.loopback import is_loopback
 from protos.security.settings import ServerSecurity
+from protos.security.tls_files import TlsFiles
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SIZES = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0)
 
 Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily)
 
+_REQUEST_SECONDS = 30.0
 _RUSAGE_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
@@ -95,51 +102,95 @@ class Families:
 
 
 class _Collector(Collector):
-    def __init__(self, fill: Callable[[Families], None]) -> None:
+    def __init__(self, fill: Callable[[Families], None], files: TlsFiles | None) -> None:
         self._fill = fill
+        self._files = files
 
     def collect(self) -> Iterable[Metric]:
         families = Families()
         self._fill(families)
         families.process()
+        if self._files is not None:
+            self._files.current()
+            text = (
+                "1 if the files of `tls` are in use as they are, 0 if older ones are because they are broken."
+            )
+            families.gauge("tls_files_usable", text, not self._files.problem)
         return families.all()
+
+
+class _SilentHandler(WSGIRequestHandler):
+    """A handler that does not log requests, and does not wait forever for one."""
+
+    timeout = _REQUEST_SECONDS
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class _HttpServer(ThreadingWSGIServer):
+    """An HTTP server, by TLS if there are files for it: read for each connection, in its own thread.
+
+    So a peer that connects and says nothing holds up nobody but itself.
+    """
+
+    files: TlsFiles | None = None
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        if self.files is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(_REQUEST_SECONDS)
+        with (
+            suppress(OSError),  # who does not speak TLS, or shows no certificate, is not served
+            self.files.current().context.wrap_socket(request, server_side=True) as encrypted,
+        ):
+            super().finish_request(encrypted, client_address)
+
+
+class _HttpServer6(_HttpServer):
+    address_family = socket.AF_INET6
 
 
 class MetricsEndpoint:
     """Serves `/metrics` on an address; with the certificate of the server beside it, if that has one.
 
-    Metrics name views and sources. On an address that other machines reach they are shown to holders of a
-    client certificate only, unless `insecure` allows more.
+    `files` are those of `security.tls`. Metrics name views and sources. On an address that other machines
+    reach they are shown to holders of a client certificate only, unless `insecure` allows more.
     """
 
-    def __init__(self, listen: str, security: ServerSecurity, fill: Callable[[Families], None]) -> None:
+    def __init__(
+        self,
+        listen: str,
+        security: ServerSecurity,
+        files: TlsFiles | None,
+        fill: Callable[[Families], None],
+    ) -> None:
         tls = security.tls
         if not is_loopback(listen) and not security.insecure and (tls is None or tls.client_ca is None):
             raise ConfigurationError(
                 f"other machines reach {listen}: metrics need `tls.client_ca` there, or `insecure: true`"
             )
         self._listen = listen
-        self._tls = tls
+        self._files = files
         self._registry = CollectorRegistry()
-        self._registry.register(_Collector(fill))
+        self._registry.register(_Collector(fill, files))
         self._stop: Callable[[], None] = lambda: None
 
     def start(self) -> str:
         """Begin to serve; the URL."""
         host, _, port = self._listen.rpartition(":")
-        tls = self._tls
+        bare = host.strip("[]")
+        kind = _HttpServer6 if ":" in bare else _HttpServer
         try:
-            server, thread = start_http_server(
-                int(port),
-                host.strip("[]"),
-                self._registry,
-                certfile=str(tls.certificate) if tls else None,
-                keyfile=str(tls.key) if tls else None,
-                client_cafile=str(tls.client_ca) if tls and tls.client_ca else None,
-                client_auth_required=tls is not None and tls.client_ca is not None,
+            server = make_server(
+                bare, int(port), make_wsgi_app(self._registry), kind, handler_class=_SilentHandler
             )
         except OSError as error:
             raise ConfigurationError(f"cannot serve metrics on {self._listen}: {error.strerror}") from None
+        server.files = self._files
+        thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+        thread.start()
 
         def stop() -> None:
             server.shutdown()
@@ -147,7 +198,7 @@ class MetricsEndpoint:
             thread.join(5)
 
         self._stop = stop
-        return f"{'https' if tls else 'http'}://{host}:{server.server_port}/metrics"
+        return f"{'https' if self._files else 'http'}://{host}:{server.server_port}/metrics"
 
     def stop(self) -> None:
         self._stop()

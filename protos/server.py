@@ -14,6 +14,7 @@ from protos.security.audit import AuditLog
 from protos.security.guard import Guard
 from protos.security.settings import ServerSecurity
 from protos.security.tls import bind, check_exposed
+from protos.security.tls_files import TlsFiles
 from protos.version import PROTOCOL_VERSION
 
 _MILLISECONDS = 1000
@@ -38,8 +39,13 @@ def keepalive_options(seconds: float) -> Sequence[tuple[str, int]]:
     )
 
 
+_WORKERS = 256
+"""Threads for calls, made as they are needed. One caller has at most `CallLimits.calls` of them."""
+
 _SERVER_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.so_reuseport", 0),
+    # Calls that wait for a thread cost memory; beyond, one connection's calls wait at its own end.
+    ("grpc.max_concurrent_streams", 1000),
     *keepalive_options(_SERVER_KEEPALIVE_SECONDS),
     # Clients choose how often they ask for a sign of life; by default a server ends what it finds too often.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 200),
@@ -50,7 +56,8 @@ _SERVER_OPTIONS: Sequence[tuple[str, int]] = (
 class GrpcServer:
     """A server on one address, with its health: not serving until, and unless, `set_serving` says so.
 
-    `source` is the one that a wrapper serves.
+    `files` are those of `security.tls`, to be looked at for each connection. `source` is the one that a
+    wrapper serves.
     """
 
     def __init__(
@@ -58,8 +65,8 @@ class GrpcServer:
         listen: str,
         services: Sequence[str],
         security: ServerSecurity | None = None,
+        files: TlsFiles | None = None,
         source: str = "",
-        workers: int = 32,
     ) -> None:
         self._security = security or ServerSecurity()
         check_exposed(listen, self._security)
@@ -67,7 +74,7 @@ class GrpcServer:
         self.audit = AuditLog(self._security.audit, name)
         self._guard = Guard(self._security, self.audit, PROTOCOL_VERSION, source)
         self.server = grpc.server(
-            futures.ThreadPoolExecutor(workers, thread_name_prefix="grpc"),
+            futures.ThreadPoolExecutor(_WORKERS, thread_name_prefix="grpc"),
             interceptors=[self._guard],
             options=[
                 ("grpc.max_receive_message_length", self._security.max_request_bytes),
@@ -76,6 +83,7 @@ class GrpcServer:
             ],
         )
         self._listen = listen
+        self._files = files
         self._services = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
@@ -83,7 +91,7 @@ class GrpcServer:
 
     def start(self) -> str:
         """Listen and serve; the bound address as host:port."""
-        port = bind(self.server, self._listen, self._security.tls)
+        port = bind(self.server, self._listen, self._files)
         if port == 0:
             raise ConfigurationError(f"cannot listen on {self._listen}: is the address in use?")
         self._guard.start()

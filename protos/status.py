@@ -71,5 +71,8 @@ def error_from_rpc(rpc_error: grpc.RpcError) -> errors.LockstepError:
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return errors.SourceUnavailableError(line)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return errors.LimitExceededError(f"{line}: a message is larger than the receiver takes")
+        too_large = "larger than max" in line  # gRPC's own words
+        return errors.LimitExceededError(
+            f"{line}: a message is larger than the receiver takes" if too_large else line
+        )
     return errors.LockstepError(line)

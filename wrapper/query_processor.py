@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -66,14 +67,22 @@ class Session:
     refused: Callable[[str, LockstepError], None] = lambda what, error: None
     order: OrderAssignment = field(init=False)
     views: dict[str, ReportedView] = field(default_factory=dict)
-    queries: list[pb.MaintenanceQuery] = field(default_factory=list)
+    queries: deque[Arrival] = field(default_factory=deque)
     credit: int = 0
     defining: bool = False
     told: str = ""
     """What the mediator was last told of a source that does not answer; empty if it does."""
+    received_bytes: int = 0
+    """Counted by who reads the stream; what was handled of it, by the query processor."""
+    handled_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.order = OrderAssignment(self.queue)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of messages that were read and not yet handled, or of queries not yet answered."""
+        return self.received_bytes - self.handled_bytes
 
     @property
     def is_level(self) -> bool:
@@ -87,6 +96,7 @@ class Arrival:
 
     session: Session
     request: pb.ExchangeRequest
+    size: int = 0
 
 
 class QueryProcessor:
@@ -180,6 +190,8 @@ class QueryProcessor:
                 # Nothing of this message was done, nor of those after it: keep them for when it is back.
                 self.messages.put_back(arrivals[number:])
                 raise
+            if arrival.request.WhichOneof("message") != "query":
+                arrival.session.handled_bytes += arrival.size
         session = self._session
         if session is not None and session.queue.closed:
             log.info("mediator %s has left", session.mediator)
@@ -238,7 +250,7 @@ class QueryProcessor:
                 case "drop":
                     session.views.pop(request.drop.local_view, None)
                 case "query":
-                    session.queries.append(request.query)
+                    session.queries.append(arrival)
                 case "acknowledge":
                     self._adapter.acknowledge(position_from_proto(request.acknowledge.position))
                 case "credit":
@@ -274,10 +286,11 @@ class QueryProcessor:
                 raise ResyncRequiredError(
                     f"the source went back from {session.order.reported} to {snapshot.position}"
                 )
-            queries, session.queries = session.queries, []
-            for query in queries:
+            while session.queries:
                 started = time.monotonic()
-                self._answer(session, query, snapshot)
+                self._answer(session, session.queries[0].request.query, snapshot)
+                # Only now: should the source have gone away, this query and all after it still wait.
+                session.handled_bytes += session.queries.popleft().size
                 self.counters.queries += 1
                 self.counters.answer_seconds.add(time.monotonic() - started)
 
@@ -338,7 +351,6 @@ class QueryProcessor:
             )
             session.order.send_result(query.query_id, snapshot.position, batches)
         except SourceUnavailableError:
-            session.queries.append(query)
             raise
         except LockstepError as error:
             session.refused("query", error)

@@ -9,6 +9,7 @@ from adapters.spi import Adapter
 from protos.lockstep.v1 import wrapper_pb2, wrapper_pb2_grpc
 from protos.metrics import Families, MetricsEndpoint
 from protos.security.settings import WRAPPER_REQUEST_BYTES, ServerSecurity
+from protos.security.tls import served_files
 from protos.server import GrpcServer
 from wrapper.allow_list import Policies
 from wrapper.metrics import fill
@@ -34,12 +35,13 @@ class WrapperServer:
         self._thread = threading.Thread(target=self._processor.run, name="query-processor", daemon=True)
         service = wrapper_pb2.DESCRIPTOR.services_by_name["WrapperService"].full_name
         security = security or ServerSecurity(max_request_bytes=WRAPPER_REQUEST_BYTES)
-        self._server = GrpcServer(listen, [service], security, adapter.config.name)
+        files = served_files(security.tls)
+        self._server = GrpcServer(listen, [service], security, files, adapter.config.name)
         wrapper_pb2_grpc.add_WrapperServiceServicer_to_server(
             WrapperService(self._processor, self._new_adapter, self._server.audit, policies),
             self._server.server,
         )
-        self._metrics = MetricsEndpoint(metrics, security, self._fill) if metrics else None
+        self._metrics = MetricsEndpoint(metrics, security, files, self._fill) if metrics else None
         self._done = threading.Event()
 
     def _fill(self, families: Families) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from adapters.spi import Adapter
 from algebra.arrow_ipc import to_ipc
-from algebra.errors import LockstepError, ProtocolVersionError, RefusedError
+from algebra.errors import LimitExceededError, LockstepError, ProtocolVersionError, RefusedError
 from algebra.local_view import LocalView
 from algebra.schema import Catalog
 from protos.convert import (
@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 
 LOAD_CHUNK_BYTES = 4 << 20
 MOST_WAITING = 1000
-"""Messages of a mediator that wait; beyond, its stream is not read until some are done."""
+MOST_WAITING_BYTES = 256 << 20
+"""Messages of a mediator that wait, and their bytes; beyond, its stream is not read until some are done."""
 
 
 class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
@@ -55,6 +56,7 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
         self._audit = audit
         self._policies = policies or Policies()
         self._limits: dict[str, RateLimit] = {}
+        self._newest: Session | None = None
         self._lock = threading.Lock()
 
     def _policy(self, call: Call) -> tuple[MediatorPolicy, RateLimit]:
@@ -151,6 +153,7 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
         context.add_callback(ended.set)
         log.info("%s attached as %s", session.mediator, call.principal.title)
         yield pb.ExchangeResponse(attached=attached)
+        self._replace(session)
         self._processor.messages.put(Arrival(session, first))
         threading.Thread(
             target=self._receive,
@@ -161,6 +164,17 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
         for response in session.queue:
             self._processor.counters.sent_bytes += response.ByteSize()
             yield response
+
+    def _replace(self, session: Session) -> None:
+        """End the stream of the mediator before this one, at once.
+
+        The query processor would, when it comes to the new one; but it may be waiting for the old one, which
+        does not read what it is sent.
+        """
+        with self._lock:
+            before, self._newest = self._newest, session
+        if before is not None:
+            before.queue.close()
 
     def _refusals(self, call: Call) -> Callable[[str, LockstepError], None]:
         """What to do when something that a mediator sends on its Exchange is refused: write it down."""
@@ -180,13 +194,16 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
         ended: threading.Event,
     ) -> None:
         try:
+            defining = False
             for request in requests:
-                if request.WhichOneof("message") == "query":
+                kind, size = request.WhichOneof("message"), request.ByteSize()
+                if kind == "query":
                     limit.wait(ended)
-                while len(self._processor.messages) + len(session.queries) >= MOST_WAITING:
-                    if ended.wait(0.05) or session.defining:
-                        break  # what ends the waiting must be read
-                self._processor.messages.put(Arrival(session, request))
+                self._wait_for_room(session, kind, defining, ended)
+                session.received_bytes += size
+                self._processor.messages.put(Arrival(session, request, size))
+                if kind == "define":
+                    defining = request.define.more
         except grpc.RpcError:
             pass  # the stream broke; the mediator will attach again
         except LockstepError as error:
@@ -194,6 +211,28 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
             session.order.send_error(error.reason, error.message)
         finally:
             session.queue.close()
+
+    def _wait_for_room(
+        self, session: Session, kind: str | None, defining: bool, ended: threading.Event
+    ) -> None:
+        """Return when one more message may wait.
+
+        While local views are being defined together, queries wait for the last of them, which is yet to be
+        read: so they cannot be waited for, and too many of them are refused.
+        """
+        while not ended.is_set():
+            waiting, too_large = len(self._processor.messages), session.waiting_bytes >= MOST_WAITING_BYTES
+            if not defining:
+                full = waiting + len(session.queries) >= MOST_WAITING or too_large
+            elif kind == "query" and (len(session.queries) >= MOST_WAITING or too_large):
+                raise LimitExceededError(
+                    "too many queries wait for the last of the local views that are defined together"
+                )
+            else:
+                full = waiting >= MOST_WAITING or (waiting > 0 and too_large)
+            if not full:
+                return
+            ended.wait(0.05)
 
     def _check_attach(self, attach: pb.Attach) -> None:
         if attach.protocol_version != PROTOCOL_VERSION:

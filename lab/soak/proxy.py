@@ -36,10 +36,14 @@ FAIR = Weather()
 
 
 class Proxy:
-    """Forwards connections to a target that may change; `weather` says how badly."""
+    """Forwards connections to a target that may change; `weather` says how badly.
 
-    def __init__(self, target: str = "") -> None:
+    `host` is the loopback address from which the target sees them come.
+    """
+
+    def __init__(self, target: str = "", host: str = "127.0.0.1") -> None:
         self.target = target
+        self._host = host
         self.weather = FAIR
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = "{}:{}".format(*self._listener.getsockname())
@@ -75,7 +79,7 @@ class Proxy:
         self._wait_out_silence()
         host, _, port = self.target.rpartition(":")
         try:
-            server = socket.create_connection((host, int(port)), timeout=5)
+            server = socket.create_connection((host, int(port)), timeout=5, source_address=(self._host, 0))
         except OSError:
             _reset(client)
             return

@@ -6,13 +6,18 @@ here, before any handler sees it.
 
 Revocation reaches open streams: a thread looks after the tokens of all calls that last, and cancels those
 whose token is gone, `REVOCATION_SECONDS` after the file has changed at the latest.
+
+What one caller may have at once, and how often an address may fail to show who it is, is bounded here too
+(`limits.py`). Refusals for that reason come in floods: the first is written down at once, the others as a
+number.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +25,16 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from algebra.errors import LockstepError, ProtocolVersionError, RefusedError, UnauthenticatedError
+from algebra.errors import (
+    LimitExceededError,
+    LockstepError,
+    ProtocolVersionError,
+    RefusedError,
+    UnauthenticatedError,
+)
 from protos.security.access import RULES, Rule, check
 from protos.security.audit import AuditLog
+from protos.security.limits import CallsUnderWay, FailedLogins, Refusal, Repetitions, host_of
 from protos.security.principals import ANONYMOUS, ANONYMOUS_LOOPBACK, Principal, checked_scopes
 from protos.security.settings import ServerSecurity
 from protos.security.tls import AUTHORIZATION, PROTOCOL
@@ -52,6 +64,8 @@ class Call:
     target: str = ""
     revoked: bool = False
     finished: bool = False
+    leave: Callable[[], None] = lambda: None
+    """Gives back the caller's place; called when the handler has ended, and not before."""
 
 
 _UNGUARDED = Call(ANONYMOUS_LOOPBACK, "", "")
@@ -80,17 +94,20 @@ class Guard(grpc.ServerInterceptor):
             name: Principal(name, "certificate", frozenset(checked_scopes(scopes)))
             for name, scopes in security.certificates.items()
         }
+        self._under_way = CallsUnderWay(security.limits)
+        self._failed_logins = FailedLogins(security.limits.failed_logins_per_minute)
+        self._repetitions = Repetitions()
         self._lock = threading.Lock()
         self._lasting: dict[int, tuple[Call, grpc.ServicerContext]] = {}
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._look_after, name="revocation", daemon=True)
+        self._thread = threading.Thread(target=self._look_after, name="guard", daemon=True)
 
     def start(self) -> None:
-        if self._tokens is not None:
-            self._thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
         self._stopped.set()
+        self._record_repetitions(all_of_them=True)
 
     # Around every call
 
@@ -105,36 +122,64 @@ class Guard(grpc.ServerInterceptor):
         method = handler_call_details.method
         rule = RULES.get(method, Rule(method.rpartition("/")[2]))
         if rule.open:
-            return handler
+            return self._open(handler)
         deserializer = _tolerant(handler.request_deserializer)
         serializer = handler.response_serializer
+        lasts = rule.lasting or handler.request_streaming
         if handler.request_streaming and handler.response_streaming:
-            behaviour = self._guard_stream(handler.stream_stream, method, rule)
+            behaviour = self._guard_stream(handler.stream_stream, method, rule, lasts)
             return grpc.stream_stream_rpc_method_handler(behaviour, deserializer, serializer)
         if handler.response_streaming:
-            behaviour = self._guard_stream(handler.unary_stream, method, rule)
+            behaviour = self._guard_stream(handler.unary_stream, method, rule, lasts)
             return grpc.unary_stream_rpc_method_handler(behaviour, deserializer, serializer)
         if handler.request_streaming:
-            guarded = self._guard_unary(handler.stream_unary, method, rule)
+            guarded = self._guard_unary(handler.stream_unary, method, rule, lasts)
             return grpc.stream_unary_rpc_method_handler(guarded, deserializer, serializer)
-        guarded = self._guard_unary(handler.unary_unary, method, rule)
+        guarded = self._guard_unary(handler.unary_unary, method, rule, lasts)
         return grpc.unary_unary_rpc_method_handler(guarded, deserializer, serializer)
 
-    def _guard_unary(self, behaviour: Any, method: str, rule: Rule) -> Any:
+    def _open(self, handler: Any) -> Any:
+        """The handler of a method that nobody needs rights for: a stream of it is counted, by address.
+
+        What is answered at once needs no bound. gRPC serves health watches without a thread of their own; the
+        attributes by which it knows them are kept.
+        """
+        if not handler.response_streaming:
+            return handler
+        behaviour = handler.unary_stream
+
+        @functools.wraps(behaviour)
+        def bounded(request: Any, context: grpc.ServicerContext, *more: Any, **how: Any) -> Any:
+            try:
+                leave = self._under_way.enter(ANONYMOUS, context.peer(), stream=True)
+            except LimitExceededError as error:
+                abort(context, error)
+            if not context.add_callback(leave):
+                leave()  # the caller has gone already
+                return None
+            return behaviour(request, context, *more, **how)
+
+        return grpc.unary_stream_rpc_method_handler(
+            bounded, handler.request_deserializer, handler.response_serializer
+        )
+
+    def _guard_unary(self, behaviour: Any, method: str, rule: Rule, lasts: bool) -> Any:
         def guarded(request: Any, context: grpc.ServicerContext) -> Any:
-            call = self._admit(request, context, method, rule)
+            call = self._admit(request, context, method, rule, lasts)
             try:
                 answer = behaviour(_checked_stream(request), context)
             except Exception as error:
                 self._failed(call, context, error)
+            finally:
+                call.leave()
             self._recorded(call, "ok")
             return answer
 
         return guarded
 
-    def _guard_stream(self, behaviour: Any, method: str, rule: Rule) -> Any:
+    def _guard_stream(self, behaviour: Any, method: str, rule: Rule, lasts: bool) -> Any:
         def guarded(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-            call = self._admit(request, context, method, rule)
+            call = self._admit(request, context, method, rule, lasts)
             if rule.lasting:
                 self._recorded(call, "begun")
             key = id(call)
@@ -152,6 +197,7 @@ class Guard(grpc.ServerInterceptor):
                 outcome = ""  # recorded with its reason
                 self._failed(call, context, error)
             finally:
+                call.leave()
                 self._ended(key)
                 if outcome:
                     self._recorded(call, "ok" if call.finished else outcome)
@@ -162,7 +208,9 @@ class Guard(grpc.ServerInterceptor):
         with self._lock:
             self._lasting.pop(key, None)
 
-    def _admit(self, request: Any, context: grpc.ServicerContext, method: str, rule: Rule) -> Call:
+    def _admit(
+        self, request: Any, context: grpc.ServicerContext, method: str, rule: Rule, lasts: bool
+    ) -> Call:
         """The call, if it may go on; else it ends here."""
         target = self._source or (str(getattr(request, rule.target, "")) if rule.target else "")
         call = Call(Principal("unknown", "none", frozenset()), context.peer(), rule.action, target)
@@ -173,6 +221,11 @@ class Guard(grpc.ServerInterceptor):
             self._check_version(metadata)
             if isinstance(request, _Malformed):
                 raise RefusedError(f"the request is not a message of {method}")
+            call.leave = self._under_way.enter(call.principal, call.peer, lasts)
+        except LimitExceededError as error:
+            if self._repetitions.is_first(Refusal(call.principal, host_of(call.peer), call.action)):
+                self._recorded(call, error.reason, error.message)
+            abort(context, error)
         except LockstepError as error:
             self._recorded(call, error.reason, error.message)
             abort(context, error)
@@ -180,26 +233,41 @@ class Guard(grpc.ServerInterceptor):
         return call
 
     def _principal(self, metadata: dict[str, Any], context: grpc.ServicerContext) -> Principal:
-        given = metadata.get(AUTHORIZATION)
+        given = metadata.get(AUTHORIZATION) if self._tokens is not None else None
         shown: Mapping[str, Any] = context.auth_context()
         names = [name.decode("utf-8", "replace") for name in shown.get("x509_common_name", ())]
+        known = self._known(given, names, context.peer())
+        if known is not None:
+            return known
+        with self._failed_logins.attempt(host_of(context.peer())):
+            return self._logged_in(given, names)
+
+    def _known(self, given: Any, names: Sequence[str], peer: str) -> Principal | None:
+        """Who is calling, if that can be told without effort; never an error."""
         if given is not None and self._tokens is not None:
-            kind, _, token = str(given).partition(" ")
-            if kind.lower() != "bearer":
-                raise UnauthenticatedError("the authorization is not `Bearer TOKEN`")
-            return self._tokens.authenticate(token.strip())
+            return self._tokens.recognised(_bearer(given))
         for name in names:
             if name in self._certificates:
                 return self._certificates[name]
         if self._security.knows_callers:
-            who = f"the certificate of {names[0]!r} is not known here" if names else "no token was sent"
-            raise UnauthenticatedError(
-                f"{who}; give one with LOCKSTEP_TOKEN, or `connect.token` in a mediator's file"
-            )
+            return None
         if names:
             return Principal(names[0], "certificate", ANONYMOUS.scopes)
-        local = context.peer().startswith(("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:"))
+        local = peer.startswith(("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:"))
         return ANONYMOUS_LOOPBACK if local else ANONYMOUS
+
+    def _logged_in(self, given: Any, names: Sequence[str]) -> Principal:
+        """Who is calling, by a token that is checked now; UnauthenticatedError if there is none that is
+        valid."""
+        if given is not None and self._tokens is not None:
+            token = _bearer(given)
+            if not token:
+                raise UnauthenticatedError("the authorization is not `Bearer TOKEN`")
+            return self._tokens.authenticate(token)
+        who = f"the certificate of {names[0]!r} is not known here" if names else "no token was sent"
+        raise UnauthenticatedError(
+            f"{who}; give one with LOCKSTEP_TOKEN, or `connect.token` in a mediator's file"
+        )
 
     def _check_version(self, metadata: dict[str, Any]) -> None:
         """A caller that names its version must speak ours; tools that do not know of it are let through."""
@@ -232,20 +300,35 @@ class Guard(grpc.ServerInterceptor):
     # Beside the calls
 
     def _look_after(self) -> None:
-        assert self._tokens is not None
         while not self._stopped.wait(_LOOK_SECONDS):
-            with self._lock:
-                lasting = list(self._lasting.values())
-            for call, context in lasting:
-                if call.principal.kind == "token" and not call.revoked:
-                    call.revoked = not self._tokens.still_valid(call.principal)
-                    if call.revoked:
-                        log.warning("%s is no longer valid: its %s ends", call.principal.title, call.action)
-                        self._recorded(
-                            call, UnauthenticatedError.reason, "the token was revoked or has expired"
-                        )
-                        with suppress(Exception):  # it may be ending by itself
-                            context.cancel()
+            if self._tokens is not None:
+                self._end_revoked(self._tokens)
+            self._record_repetitions()
+
+    def _end_revoked(self, tokens: TokenStore) -> None:
+        with self._lock:
+            lasting = list(self._lasting.values())
+        for call, context in lasting:
+            if call.principal.kind == "token" and not call.revoked:
+                call.revoked = not tokens.still_valid(call.principal)
+                if call.revoked:
+                    log.warning("%s is no longer valid: its %s ends", call.principal.title, call.action)
+                    self._recorded(call, UnauthenticatedError.reason, "the token was revoked or has expired")
+                    with suppress(Exception):  # it may be ending by itself
+                        context.cancel()
+
+    def _record_repetitions(self, all_of_them: bool = False) -> None:
+        for refusal, count in self._repetitions.due(all_of_them):
+            detail = f"{count} more like the one before"
+            self._audit.record(
+                refusal.principal, refusal.host, refusal.action, "", LimitExceededError.reason, detail
+            )
+
+
+def _bearer(given: Any) -> str:
+    """The token of an `authorization`; empty if it is of another kind."""
+    kind, _, token = str(given).partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
 
 
 def _reason(context: grpc.ServicerContext) -> str:

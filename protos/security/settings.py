@@ -29,6 +29,19 @@ class ServerTls:
 
 
 @dataclass(frozen=True)
+class CallLimits:
+    """What one caller may have at once, and how often one address may fail to show who it is.
+
+    A caller is known by its token or certificate, else by its address. `streams` are the calls that last:
+    Exchange, WatchView, reflection, and health watches, which are counted by address.
+    """
+
+    calls: int = 64
+    streams: int = 32
+    failed_logins_per_minute: float = 60.0
+
+
+@dataclass(frozen=True)
 class ServerSecurity:
     """How a server is protected.
 
@@ -43,6 +56,7 @@ class ServerSecurity:
     certificates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     insecure: bool = False
     audit: Path | None = None
+    limits: CallLimits = CallLimits()
     max_request_bytes: int = REQUEST_BYTES
 
     @property

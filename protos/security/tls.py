@@ -4,9 +4,7 @@ shown."""
 from __future__ import annotations
 
 import contextlib
-import ssl
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -15,6 +13,7 @@ from algebra import redaction
 from algebra.errors import ConfigurationError
 from protos.security.loopback import is_loopback
 from protos.security.settings import ClientTls, Connection, ServerSecurity, ServerTls
+from protos.security.tls_files import TlsFiles, TlsMaterial
 
 AUTHORIZATION = "authorization"
 PROTOCOL = "lockstep-protocol-version"
@@ -54,26 +53,64 @@ def check_reached(address: str, connection: Connection) -> None:
         )
 
 
-def bind(server: grpc.Server, listen: str, tls: ServerTls | None) -> int:
+def served_files(tls: ServerTls | None) -> TlsFiles | None:
+    """The files that a server serves with, to be followed; None in plain text."""
+    return None if tls is None else TlsFiles(tls.certificate, tls.key, tls.client_ca)
+
+
+def bind(server: grpc.Server, listen: str, files: TlsFiles | None) -> int:
     """The port that the server listens on; 0 if the address cannot be had."""
     with contextlib.suppress(RuntimeError):
-        if tls is None:
+        if files is None:
             return server.add_insecure_port(listen)
-        return server.add_secure_port(listen, _server_credentials(tls))
+        return server.add_secure_port(listen, _server_credentials(files))
     return 0
 
 
-def _server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    certificate, key = _pair(tls.certificate, tls.key)
-    ca = None if tls.client_ca is None else _authority(tls.client_ca)
-    return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=ca is not None)
+def _server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Credentials that look at the files whenever somebody connects."""
+    served = files.current()
+
+    def replaced() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal served
+        before, served = served, files.current()
+        return None if served is before else _configuration(served)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(served),
+        replaced,  # type: ignore[arg-type]  # None, for "as before", is allowed; its types do not know
+        require_client_authentication=served.authority is not None,
+    )
+
+
+def _configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration:
+    assert material.key is not None
+    assert material.certificate is not None
+    return grpc.ssl_server_certificate_configuration(
+        [(material.key, material.certificate)], material.authority
+    )
+
+
+def channel_files(connection: Connection) -> TlsFiles | None:
+    """The files by which a client connects, to be followed; None in plain text."""
+    return None if connection.tls is None else _files_of(connection.tls)
+
+
+def _files_of(tls: ClientTls) -> TlsFiles:
+    return TlsFiles(tls.certificate, tls.key, tls.ca)
 
 
 def open_channel(
-    address: str, connection: Connection, version: int, options: Sequence[tuple[str, Any]] = ()
+    address: str,
+    connection: Connection,
+    version: int,
+    options: Sequence[tuple[str, Any]] = (),
+    material: TlsMaterial | None = None,
 ) -> grpc.Channel:
-    """A channel that is encrypted unless the address is on this machine, and shows the token with each
-    call."""
+    """A channel that is encrypted unless the address is on this machine, and shows the token with each call.
+
+    It keeps the certificates that it began with: `material`, or what the connection's files hold now.
+    """
     check_reached(address, connection)
     chosen: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", connection.max_response_bytes),
@@ -88,51 +125,14 @@ def open_channel(
     else:
         if connection.tls.server_name:
             chosen.append(("grpc.ssl_target_name_override", connection.tls.server_name))
-        channel = grpc.secure_channel(address, _channel_credentials(connection.tls), options=chosen)
+        found = material or _files_of(connection.tls).current()
+        credentials = grpc.ssl_channel_credentials(found.authority, found.key, found.certificate)
+        channel = grpc.secure_channel(address, credentials, options=chosen)
     metadata = [(PROTOCOL, str(version))]
     if connection.token:
         redaction.remember(connection.token)
         metadata.append((AUTHORIZATION, f"Bearer {connection.token}"))
     return grpc.intercept_channel(channel, _WithMetadata(metadata))
-
-
-def _channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    if (tls.certificate is None) != (tls.key is None):
-        raise ConfigurationError("a client certificate needs both `certificate` and `key`")
-    certificate = key = None
-    if tls.certificate is not None and tls.key is not None:
-        certificate, key = _pair(tls.certificate, tls.key)
-    ca = None if tls.ca is None else _authority(tls.ca)
-    return grpc.ssl_channel_credentials(ca, key, certificate)
-
-
-def _pair(certificate: Path, key: Path) -> tuple[bytes, bytes]:
-    """A certificate chain and its key, checked to belong together."""
-    found = _read(certificate), _read(key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(certificate, key, password=lambda: b"")  # never ask on a terminal
-    except (ssl.SSLError, OSError, ValueError):
-        raise ConfigurationError(
-            f"{certificate} and {key} are not a PEM certificate and its key, unencrypted"
-        ) from None
-    return found
-
-
-def _authority(path: Path) -> bytes:
-    found = _read(path)
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
-    except (ssl.SSLError, OSError, ValueError):
-        raise ConfigurationError(f"{path} holds no PEM certificates") from None
-    return found
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read ({error.strerror or 'unreadable'})") from None
 
 
 class _CallDetails(NamedTuple):

@@ -171,10 +171,21 @@ class TokenStore:
         self._entries = {entry.id: entry for entry in self._file.entries()}  # wrong at the start is an error
         self._stamp = self._stamp_now()
 
+    def recognised(self, token: str) -> Principal | None:
+        """Whose token this is if it was verified before and is still valid; costs no slow hash."""
+        entries = self._current()
+        with self._lock:
+            known = self._checked.get(self._digest(token))
+        entry = entries.get(known) if known is not None else None
+        return None if entry is None or entry.expired(_now()) else entry.principal()
+
+    def _digest(self, token: str) -> bytes:
+        return hmac.digest(self._key, token.encode(), "sha256")
+
     def authenticate(self, token: str) -> Principal:
         """Whose token this is; UnauthenticatedError unless it is valid now."""
         entries = self._current()
-        digest = hmac.digest(self._key, token.encode(), "sha256")
+        digest = self._digest(token)
         with self._lock:
             known = self._checked.get(digest)
         entry = entries.get(known) if known is not None else self._checked_entry(token, entries)
