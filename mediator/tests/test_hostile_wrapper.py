@@ -152,7 +152,7 @@ def test_a_wrapper_of_another_version_is_refused_with_both_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     described = pb.DescribeSourceResponse(source="s", protocol_version=7)
-    monkeypatch.setattr(setup.channel, "_stub", _Describes(described))
+    monkeypatch.setattr(setup.channel._link, "stub", _Describes(described))
     with pytest.raises(ProtocolVersionError) as refused:
         setup.channel.describe()
     assert str(refused.value) == (
@@ -174,7 +174,7 @@ def test_a_catalog_that_cannot_be_is_refused(setup: Setup, monkeypatch: pytest.M
     schema = to_ipc(pa.schema([("x", INT)]).empty_table())
     relation = types_pb2.Relation(name="r", arrow_schema=schema, key=["y"])
     monkeypatch.setattr(
-        setup.channel, "_stub", _Describes(pb.DescribeSourceResponse(source="s", relations=[relation]))
+        setup.channel._link, "stub", _Describes(pb.DescribeSourceResponse(source="s", relations=[relation]))
     )
     with pytest.raises(Exception, match="shows relation 'r' in a way that cannot be"):
         setup.channel.describe()
