@@ -45,11 +45,12 @@ class OrderAssignment:
         self,
         changes: Changes,
         deltas: Mapping[str, DeltaIS],
-        snapshot_position: Position,
+        position: Position,
         observed_at: datetime.datetime,
     ) -> int:
         """Send the ΔIS of a run, in as many messages as its rows need; what it takes of the credit.
 
+        `position` is how far the source is followed with it: the run's end, or beyond where nothing follows.
         Transactions that touch no local view and have no mark are left out, but count as reported.
         """
         touched = sorted({index for delta in deltas.values() for index in delta.touched})
@@ -60,8 +61,8 @@ class OrderAssignment:
                 message.observed_at.FromDatetime(observed_at)
                 message.cost = 0 if message.more else cost
                 self._queue.put(pb.ExchangeResponse(update=message))
-        if snapshot_position > self._reported:
-            self._reported = snapshot_position
+        if position > self._reported:
+            self._reported = position
             self.send_progress()
         return cost
 
