@@ -6,14 +6,11 @@ somebody asks. So an endpoint that nobody scrapes costs nothing.
 
 from __future__ import annotations
 
-import resource
-import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import psutil
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -24,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from algebra.errors import ConfigurationError
+from protos.process_memory import peak_bytes, resident_bytes
 from protos.security.loopback import is_loopback
 from protos.security.settings import ServerSecurity
 
@@ -31,8 +29,6 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 SIZES = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0)
 
 Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily)
-
-_RUSAGE_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 @dataclass
@@ -84,10 +80,8 @@ class Families:
 
     def process(self) -> None:
         """What every process tells of itself."""
-        rss = psutil.Process().memory_info().rss
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RUSAGE_UNIT
-        self.gauge("memory_bytes", "Resident memory of the process.", rss)
-        self.gauge("memory_peak_bytes", "The most resident memory it had.", peak)
+        self.gauge("memory_bytes", "Resident memory of the process.", resident_bytes())
+        self.gauge("memory_peak_bytes", "The most resident memory it had.", peak_bytes())
 
     def all(self) -> list[Metric]:
         """Every family that was filled."""

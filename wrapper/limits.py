@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protos.lockstep.v1 import types_pb2
+from protos.process_memory import peak_bytes, resident_bytes
+
 
 @dataclass(frozen=True)
 class WrapperLimits:
@@ -17,3 +20,13 @@ class WrapperLimits:
     max_run_rows: int = 200_000
     embedded_memory: str = "512MiB"
     queue_bytes: int = 32 << 20
+
+    def with_use(self) -> types_pb2.WrapperMemory:
+        """The limits, and how much memory this process has now."""
+        return types_pb2.WrapperMemory(
+            memory_bytes=resident_bytes(),
+            peak_memory_bytes=peak_bytes(),
+            max_run_rows=self.max_run_rows,
+            embedded_memory=self.embedded_memory,
+            queue_bytes=self.queue_bytes,
+        )

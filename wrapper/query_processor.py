@@ -227,7 +227,7 @@ class QueryProcessor:
     def _heartbeat(self, session: Session) -> None:
         moment = time.monotonic()
         if moment - self._last_sent >= HEARTBEAT_SECONDS and session.views and session.is_level:
-            session.order.send_progress()
+            session.order.send_progress(self.limits.with_use())
             self._last_sent = moment
 
     def _fail_session(self, error: LockstepError) -> None:
