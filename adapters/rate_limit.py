@@ -114,9 +114,9 @@ class _Counted(Snapshot):
     def position(self) -> Position:
         return self._snapshot.position
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         self._limit.spend()
-        return self._snapshot.changes(after)
+        return self._snapshot.changes(after, most_rows)
 
     def fetch(self, query: LocalView, keys: Keys | None = None) -> pa.RecordBatchReader:
         self._limit.spend()

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, final
 
 import pyarrow as pa
 
@@ -36,6 +36,7 @@ class Capabilities:
     `total_order`: transactions come in commit order. `before_images`: deletes and updates carry old rows.
     `needs_write`: capture writes into the source (triggers, log tables). `global_transactions`: prepare
     makes a table (`adapters/global_marks.py`) in which a transaction says of which global one it is a part.
+    `bounded_runs`: `Snapshot.changes` heeds `most_rows`, so that a backlog can be read piece by piece.
     """
 
     capture: str
@@ -45,6 +46,7 @@ class Capabilities:
     before_images: bool = True
     needs_write: bool = True
     global_transactions: bool = False
+    bounded_runs: bool = False
 
     @property
     def level(self) -> Level:
@@ -106,13 +108,15 @@ class Changes:
     changed, its columns plus `_tx` (int32, the index of the transaction; ascending) and `_count` (int64,
     +1 or -1 or a sum of them; normal form is not required). `batched` holds the indexes of entries that
     may be several source transactions in one. `part_of` tells, by index, of which global transaction an
-    entry is a part; such an entry is there even if it changed nothing.
+    entry is a part; such an entry is there even if it changed nothing. `more`: the snapshot may show further
+    transactions after these; never without at least one here, whose position is where to go on.
     """
 
     positions: tuple[Position, ...]
     tables: Mapping[str, pa.Table]
     batched: frozenset[int] = frozenset()
     part_of: Mapping[int, GlobalTransaction] = field(default_factory=dict)
+    more: bool = False
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -145,6 +149,32 @@ class Changes:
             part_of={i: t.part_of for i, t in enumerate(run) if t.part_of is not None},
         )
 
+    @classmethod
+    def joined(cls, runs: Sequence[Changes]) -> Changes:
+        """Consecutive runs as one."""
+        if len(runs) == 1:
+            return runs[0]
+        positions: list[Position] = []
+        tables: dict[str, list[pa.Table]] = {}
+        batched: set[int] = set()
+        part_of: dict[int, GlobalTransaction] = {}
+        for run in runs:
+            first = len(positions)
+            for relation, table in run.tables.items():
+                numbers = pa.array(table[TRANSACTION].to_numpy() + first, pa.int32())
+                place = table.column_names.index(TRANSACTION)
+                tables.setdefault(relation, []).append(table.set_column(place, TRANSACTION, numbers))
+            batched.update(first + index for index in run.batched)
+            part_of.update({first + index: mark for index, mark in run.part_of.items()})
+            positions += run.positions
+        return cls(
+            tuple(positions),
+            {relation: pa.concat_tables(parts) for relation, parts in tables.items()},
+            frozenset(batched),
+            part_of,
+            bool(runs) and runs[-1].more,
+        )
+
 
 class Snapshot(ABC):
     """One read transaction on the source: everything read through it shows the same state."""
@@ -155,14 +185,28 @@ class Snapshot(ABC):
         """The position of the state that this snapshot shows."""
 
     @abstractmethod
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         """Every committed transaction after that position that this snapshot sees, in commit order.
 
         Never a part of a transaction, never one that `fetch` does not show. Covers all relations that
         were prepared, and, with `Capabilities.global_transactions`, every transaction that has a mark, also
         if it changed none of them: others may wait for it. Raises PositionTrimmedError if that history is
         gone or the position is not of this source's history (for example after a restore from backup).
+
+        With `most_rows`, only the first of them, and `Changes.more` if there may be others: whole transactions,
+        as many as it takes to have about so many rows. The last one may go beyond, no other may. Who always
+        has little to tell, or no way to stop early, may ignore it (`Capabilities.bounded_runs`).
         """
+
+    @final
+    def runs(self, after: Position, most_rows: int) -> Iterator[Changes]:
+        """The transactions of `changes(after)`, in order, run by run; at least one run, maybe empty."""
+        while True:
+            run = self.changes(after, most_rows)
+            yield run
+            if not run.more:
+                return
+            after = run.positions[-1]
 
     @abstractmethod
     def fetch(self, query: LocalView, keys: Keys | None = None) -> pa.RecordBatchReader:

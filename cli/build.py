@@ -80,6 +80,7 @@ def check_adapters(configuration: Configuration, names: list[str]) -> None:
 
 def wrapper_server(configuration: Configuration, name: str, listen: str | None) -> Server:
     """A wrapper for the source, not started yet."""
+    from wrapper.limits import WrapperLimits
     from wrapper.server import WrapperServer
 
     where = listen if listen is not None else configuration.source(name).listen
@@ -90,6 +91,7 @@ def wrapper_server(configuration: Configuration, name: str, listen: str | None) 
         _security(source, WRAPPER_REQUEST_BYTES),
         _policies(source),
         source.metrics,
+        WrapperLimits(source.max_run_rows, source.embedded_memory),
     )
     return server
 

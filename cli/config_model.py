@@ -191,6 +191,10 @@ class SourceSection(ServerSection):
     """The capture style; absent means the adapter's choice."""
     options: dict[str, Any] = Field(default_factory=dict, repr=False)
     """The adapter's own settings."""
+    max_run_rows: Annotated[int, Field(ge=1)] = 200_000
+    """Rows of changes that the wrapper takes at once; a single transaction may have more."""
+    embedded_memory: str = "512MiB"
+    """Memory of the wrapper's engine's buffers, with unit; larger joins go to disk."""
     mediators: dict[str, MediatorPolicySection] | None = None
     """What each mediator may see, by the name of its token or certificate, `*` for all others; absent
     shows all to all."""

@@ -139,6 +139,21 @@ def _source_status(value: pb.SourceStatus) -> dict[str, Any]:
             "before_images": value.capabilities.before_images,
             "needs_write": value.capabilities.needs_write,
             "global_transactions": value.capabilities.global_transactions,
+            "bounded_runs": value.capabilities.bounded_runs,
+        },
+        "memory": wrapper_memory(value.memory) if value.HasField("memory") else None,
+    }
+
+
+def wrapper_memory(value: types_pb2.WrapperMemory) -> dict[str, Any]:
+    """A wrapper's memory, and what bounds it."""
+    return {
+        "memory_bytes": value.memory_bytes,
+        "peak_memory_bytes": value.peak_memory_bytes,
+        "limits": {
+            "max_run_rows": value.max_run_rows,
+            "embedded_memory": value.embedded_memory,
+            "queue_bytes": value.queue_bytes,
         },
     }
 

@@ -15,6 +15,7 @@ import datetime
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 
 MAX_BACKOFF_SECONDS = 5.0
 FIRST_BACKOFF_SECONDS = 0.2
+CREDIT_SECONDS = 0.2
+"""While all changes up to a position are waited for, how often their credit is given back."""
 SILENT_SECONDS = 10.0
 """A source that is connected and was not heard of for so long counts as away; heartbeats come each second."""
 
@@ -79,6 +82,7 @@ class SourceChannel:
         self.address = address
         self.counters = ChannelCounters()
         self.capabilities: types_pb2.Capabilities | None = None
+        self.memory: types_pb2.WrapperMemory | None = None
         self.state = "connecting"
         self.since = now()
         self.problem = ""
@@ -241,12 +245,19 @@ class SourceChannel:
             return self._views.delivered_under(local_view, subscription)
 
     def wait_delivered(self, local_view: str, position: Position, timeout: float) -> None:
-        """Return when every change of the local view up to the position has been delivered."""
-        with self._lock:
-            if not self._lock.wait_for(lambda: self._views.delivered(local_view) >= position, timeout):
-                raise SourceUnavailableError(
-                    f"source {self.source!r} has not reported its changes up to {position} in time"
-                )
+        """Return when every change of the local view up to the position has been delivered.
+
+        The wrapper gets credit for them however much waits: who calls this cannot go on without.
+        """
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            self.give_back()
+            with self._lock:
+                if self._lock.wait_for(lambda: self._views.delivered(local_view) >= position, CREDIT_SECONDS):
+                    return
+        raise SourceUnavailableError(
+            f"source {self.source!r} has not reported its changes up to {position} in time"
+        )
 
     @property
     def _is_up(self) -> bool:
@@ -357,6 +368,8 @@ class SourceChannel:
                 self._collect(response.result)
             case "progress":
                 self._progress(position_from_proto(response.progress.position))
+                if response.progress.HasField("memory"):
+                    self.memory = response.progress.memory
             case "error":
                 self._failed(response.error)
             case _:

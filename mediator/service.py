@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 import queue
-import resource
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import grpc
-import psutil
 
 from algebra.arrow_ipc import schema_to_ipc, to_ipc
 from algebra.errors import ForbiddenError, LockstepError, NotFoundError
@@ -25,13 +22,11 @@ from mediator.warehouse.records import VersionRecord
 from protos.convert import position_to_proto
 from protos.lockstep.v1 import mediator_pb2 as pb
 from protos.lockstep.v1 import mediator_pb2_grpc
+from protos.process_memory import peak_bytes, resident_bytes
 from protos.security.access import require
 from protos.security.guard import call_of
 from protos.security.principals import Principal, Verb
 from protos.status import abort
-
-_RUSAGE_UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes per unit of `ru_maxrss`."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -116,8 +111,8 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
         response = pb.GetStatusResponse(
             engine=mediator.config.engine,
             warehouse=mediator.config.warehouse,
-            memory_bytes=psutil.Process().memory_info().rss,
-            peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RUSAGE_UNIT,
+            memory_bytes=resident_bytes(),
+            peak_memory_bytes=peak_bytes(),
             waiting_rows=mediator.waiting_rows,
             limits=pb.Limits(
                 umq_rows=mediator.config.umq_rows,
@@ -146,6 +141,7 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
                 problem=channel.problem,
                 capabilities=channel.capabilities,
                 owed_rows=channel.owed,
+                memory=channel.memory,
             )
             if channel.heard_at is not None:
                 status.heard_at.FromDatetime(channel.heard_at)

@@ -6,9 +6,7 @@ somebody asks. So an endpoint that nobody scrapes costs nothing.
 
 from __future__ import annotations
 
-import resource
 import socket
-import sys
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-import psutil
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -29,6 +26,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from algebra.errors import ConfigurationError
+from protos.process_memory import peak_bytes, resident_bytes
 from protos.security.loopback import is_loopback
 from protos.security.settings import ServerSecurity
 from protos.security.tls_files import TlsFiles
@@ -39,7 +37,6 @@ SIZES = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5
 Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily)
 
 _REQUEST_SECONDS = 30.0
-_RUSAGE_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 @dataclass
@@ -91,10 +88,8 @@ class Families:
 
     def process(self) -> None:
         """What every process tells of itself."""
-        rss = psutil.Process().memory_info().rss
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RUSAGE_UNIT
-        self.gauge("memory_bytes", "Resident memory of the process.", rss)
-        self.gauge("memory_peak_bytes", "The most resident memory it had.", peak)
+        self.gauge("memory_bytes", "Resident memory of the process.", resident_bytes())
+        self.gauge("memory_peak_bytes", "The most resident memory it had.", peak_bytes())
 
     def all(self) -> list[Metric]:
         """Every family that was filled."""

@@ -6,8 +6,6 @@ order message queue (OMQ) holds what is ready to leave, in the order in which it
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +14,9 @@ from typing import Generic, TypeVar
 from protos.lockstep.v1 import wrapper_pb2
 
 Message = TypeVar("Message")
+
+_MESSAGE_BYTES = 1 << 10
+"""What a message takes in memory besides its content, about."""
 
 
 class WrapperMessageQueue(Generic[Message]):
@@ -51,39 +52,47 @@ class WrapperMessageQueue(Generic[Message]):
 
 
 class OrderMessageQueue:
-    """OMQ: responses on their way to the mediator. Full, it makes the wrapper wait, not grow."""
+    """OMQ: responses on their way to the mediator. Full, it makes the wrapper wait, not grow.
 
-    def __init__(self, capacity: int = 64) -> None:
-        self._responses: queue.Queue[wrapper_pb2.ExchangeResponse | None] = queue.Queue(capacity)
-        self._closed = threading.Event()
+    It is full with `most_bytes`; a single response may be larger.
+    """
+
+    def __init__(self, most_bytes: int = 32 << 20) -> None:
+        self._most_bytes = most_bytes
+        self._responses: deque[tuple[wrapper_pb2.ExchangeResponse, int]] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+        self._closed = False
 
     def put(self, response: wrapper_pb2.ExchangeResponse) -> None:
         """Append a response; dropped silently if the stream has ended, for nobody would read it."""
-        while not self._closed.is_set():
-            try:
-                self._responses.put(response, timeout=0.5)
-                return
-            except queue.Full:
-                continue
+        size = _MESSAGE_BYTES + response.ByteSize()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or not self._responses or self._bytes + size <= self._most_bytes
+            )
+            if not self._closed:
+                self._responses.append((response, size))
+                self._bytes += size
+                self._changed.notify_all()
 
     def close(self) -> None:
-        """No more responses; what is queued is still delivered if there is room to say so."""
-        self._closed.set()
-        with contextlib.suppress(queue.Full):
-            self._responses.put_nowait(None)
+        """No more responses; what is queued is still delivered."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     @property
     def closed(self) -> bool:
-        return self._closed.is_set()
+        return self._closed
 
     def __iter__(self) -> Iterator[wrapper_pb2.ExchangeResponse]:
         while True:
-            try:
-                response = self._responses.get(timeout=0.5)
-            except queue.Empty:
-                if self._closed.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._responses)
+                if not self._responses:
                     return
-                continue
-            if response is None:
-                return
+                response, size = self._responses.popleft()
+                self._bytes -= size
+                self._changed.notify_all()
             yield response

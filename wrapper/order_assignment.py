@@ -21,6 +21,7 @@ from algebra.arrow_ipc import to_ipc
 from algebra.errors import OrderingViolationError
 from algebra.position import ORIGIN, Position
 from protos.convert import global_transaction_to_proto, position_to_proto
+from protos.lockstep.v1 import types_pb2
 from protos.lockstep.v1 import wrapper_pb2 as pb
 from wrapper.message_queue import OrderMessageQueue
 from wrapper.update_processor import DeltaIS
@@ -45,11 +46,12 @@ class OrderAssignment:
         self,
         changes: Changes,
         deltas: Mapping[str, DeltaIS],
-        snapshot_position: Position,
+        position: Position,
         observed_at: datetime.datetime,
     ) -> int:
         """Send the ΔIS of a run, in as many messages as its rows need; what it takes of the credit.
 
+        `position` is how far the source is followed with it: the run's end, or beyond where nothing follows.
         Transactions that touch no local view and have no mark are left out, but count as reported.
         """
         touched = sorted({index for delta in deltas.values() for index in delta.touched})
@@ -60,8 +62,8 @@ class OrderAssignment:
                 message.observed_at.FromDatetime(observed_at)
                 message.cost = 0 if message.more else cost
                 self._queue.put(pb.ExchangeResponse(update=message))
-        if snapshot_position > self._reported:
-            self._reported = snapshot_position
+        if position > self._reported:
+            self._reported = position
             self.send_progress()
         return cost
 
@@ -127,9 +129,10 @@ class OrderAssignment:
             )
         )
 
-    def send_progress(self) -> None:
-        """Tell how far the source has been followed; also the heartbeat."""
-        self._queue.put(pb.ExchangeResponse(progress=pb.Progress(position=position_to_proto(self._reported))))
+    def send_progress(self, memory: types_pb2.WrapperMemory | None = None) -> None:
+        """Tell how far the source has been followed; as the heartbeat, with the wrapper's memory."""
+        progress = pb.Progress(position=position_to_proto(self._reported), memory=memory)
+        self._queue.put(pb.ExchangeResponse(progress=progress))
 
     def send_error(
         self, reason: str, message: str, *, query_id: int | None = None, local_view: str = ""

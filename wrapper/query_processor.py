@@ -39,6 +39,8 @@ from protos.convert import local_view_from_proto, now, position_from_proto
 from protos.correlation import log_transactions
 from protos.lockstep.v1 import wrapper_pb2 as pb
 from wrapper.allow_list import UNRESTRICTED, MediatorPolicy, allowed_view
+from wrapper.backlog import Backlog
+from wrapper.limits import WrapperLimits
 from wrapper.localized_processor import LocalizedQuery, keys_of, localize, with_types
 from wrapper.message_queue import OrderMessageQueue, WrapperMessageQueue
 from wrapper.metrics import WrapperCounters
@@ -58,7 +60,8 @@ class Session:
     """One attached mediator: its local views, its unanswered queries, and its credit in rows.
 
     `defining`: more local views are on their way, and nothing is reported or answered before they are there.
-    `policy`: what it may see. `refused` is told what it was refused.
+    `behind`: the last snapshot showed more than was reported. `policy`: what it may see. `refused` is told what
+    it was refused.
     """
 
     mediator: str
@@ -70,6 +73,7 @@ class Session:
     queries: deque[Arrival] = field(default_factory=deque)
     credit: int = 0
     defining: bool = False
+    behind: bool = False
     told: str = ""
     """What the mediator was last told of a source that does not answer; empty if it does."""
     received_bytes: int = 0
@@ -89,6 +93,16 @@ class Session:
         """Whether progress may be told: a local view that was defined last may still be behind the others."""
         return all(reported.cursor >= self.order.reported for reported in self.views.values())
 
+    @property
+    def may_follow(self) -> bool:
+        """Whether the source may be looked at: to answer, or because there is room for what it shows."""
+        return not self.defining and bool(self.queries or self.credit > 0)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to do, also if nothing happens in the source."""
+        return bool(self.queries) or (self.behind and self.may_follow)
+
 
 @dataclass(frozen=True)
 class Arrival:
@@ -105,13 +119,20 @@ class QueryProcessor:
     `on_reachable` is told whether the source answers, at first and when that changes.
     """
 
-    def __init__(self, adapter: Adapter, on_reachable: Callable[[bool], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        on_reachable: Callable[[bool], None] = lambda _: None,
+        limits: WrapperLimits | None = None,
+    ) -> None:
+        self.limits = limits or WrapperLimits()
         self._adapter = adapter
         self._on_reachable = on_reachable
         self._reachable: bool | None = None
         self.messages: WrapperMessageQueue[Arrival] = WrapperMessageQueue(self._arrived)
-        self._engine = EmbeddedEngine(threads=1, memory_limit="512MiB")
+        self._engine = EmbeddedEngine(threads=1, memory_limit=self.limits.embedded_memory)
         self._updates = UpdateProcessor(self._engine)
+        self._backlog = Backlog(adapter.config.name, self.limits.max_run_rows, self._engine)
         self._terms = TermProcessor(self._engine)
         self._session: Session | None = None
         self._catalog: Catalog | None = None
@@ -160,6 +181,7 @@ class QueryProcessor:
             if self._session is not None:
                 self._session.queue.close()
             self._adapter.close()
+            self._backlog.close()
             self._engine.close()
 
     def _source_unavailable(self, error: SourceUnavailableError) -> None:
@@ -198,11 +220,11 @@ class QueryProcessor:
             self._session = session = None
         if session is None or not session.views:
             self._watch_unattended()
-        elif not session.defining and (session.queries or session.credit > 0):
+        elif session.may_follow:
             self._follow(session)
         if session is not None:
             self._heartbeat(session)
-        if not self.messages and not (session is not None and session.queries):
+        if not self.messages and not (session is not None and session.is_due):
             self._adapter.wait(HEARTBEAT_SECONDS)
 
     def _watch_unattended(self) -> None:
@@ -218,7 +240,7 @@ class QueryProcessor:
     def _heartbeat(self, session: Session) -> None:
         moment = time.monotonic()
         if moment - self._last_sent >= HEARTBEAT_SECONDS and session.views and session.is_level:
-            session.order.send_progress()
+            session.order.send_progress(self.limits.with_use())
             self._last_sent = moment
 
     def _fail_session(self, error: LockstepError) -> None:
@@ -270,6 +292,7 @@ class QueryProcessor:
         if len(session.views) >= MOST_LOCAL_VIEWS and view.name not in session.views:
             raise LimitExceededError(f"a mediator may define {MOST_LOCAL_VIEWS} local views, and no more")
         self._adapter.prepare(view.relations)
+        self._backlog.clear()
         session.views[view.name] = ReportedView.of(view, catalog, position_from_proto(define.after))
         session.order.send(pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=view.name)))
         self._last_sent = -HEARTBEAT_SECONDS
@@ -277,10 +300,18 @@ class QueryProcessor:
     # The source
 
     def _follow(self, session: Session) -> None:
-        """Report every change one snapshot shows, then answer every waiting query in that snapshot."""
+        """Report what one snapshot shows; if all of it, answer every waiting query in that snapshot.
+
+        A backlog is reported run by run. Between two runs the snapshot is left, so that the source, credit
+        and acknowledgements get their turn; unless a query waits, for then all runs must go out before it.
+        """
         observed_at = now()
         with self._adapter.snapshot() as snapshot:
-            self._report(session, snapshot, observed_at)
+            session.behind = self._report(session, snapshot, observed_at)
+            while session.behind and session.queries and not self._is_over(session):
+                session.behind = self._report(session, snapshot, observed_at)
+            if session.behind:
+                return
             if snapshot.position < session.order.reported:
                 # Restored from a backup: who lost history was told, and order begins anew on a new stream.
                 raise ResyncRequiredError(
@@ -294,32 +325,55 @@ class QueryProcessor:
                 self.counters.queries += 1
                 self.counters.answer_seconds.add(time.monotonic() - started)
 
-    def _report(self, session: Session, snapshot: Snapshot, observed_at: datetime) -> None:
-        changes = self._changes(session, snapshot)
+    def _is_over(self, session: Session) -> bool:
+        return self._stopped.is_set() or session.queue.closed
+
+    def _report(self, session: Session, snapshot: Snapshot, observed_at: datetime) -> bool:
+        """Report the next run; whether the snapshot shows more."""
+        if not session.views:
+            return False
+        changes = self._next_run(session, snapshot)
         if changes is None:
-            return
+            return bool(session.views)
         deltas: dict[str, DeltaIS] = {}
         for name, reported in list(session.views.items()):
             try:
-                deltas[name] = self._updates.delta_is(reported, changes, snapshot)
+                deltas[name] = self._updates.delta_is(
+                    reported, changes, snapshot, self._backlog.later_changes
+                )
             except DataError as error:
                 self._lose(session, [name], error)
+        end = changes.positions[-1] if changes.more else snapshot.position
         for reported in session.views.values():
-            reported.cursor = max(reported.cursor, snapshot.position)
-        session.credit -= session.order.send_update(changes, deltas, snapshot.position, observed_at)
+            reported.cursor = max(reported.cursor, end)
+        session.credit -= session.order.send_update(changes, deltas, end, observed_at)
         self.counters.transactions += len(changes.positions)
         self.counters.rows += sum(delta.rows.num_rows for delta in deltas.values())
         log_transactions(log, "reported", self.source, changes.positions)
         if changes.positions:
             self.counters.run_sizes.add(len(changes.positions))
             self._last_sent = time.monotonic()
+        return changes.more
 
-    def _changes(self, session: Session, snapshot: Snapshot) -> Changes | None:
-        """What happened since the furthest-back cursor; views whose history cannot be read are lost."""
+    def _next_run(self, session: Session, snapshot: Snapshot) -> Changes | None:
+        """What happened since the furthest-back cursor; views whose history cannot be read are lost.
+
+        None if no view is left, or if the session ended meanwhile.
+        """
+
+        def is_interrupted() -> bool:
+            self._heartbeat(session)
+            return self._is_over(session)
+
         while session.views:
-            after = min(reported.cursor for reported in session.views.values())
+            views = session.views.values()
+            after = min(reported.cursor for reported in views)
+            relations = {relation for reported in views for relation in reported.view.relations}
+            joined = any(len(reported.view.occurrences) > 1 for reported in views)
             try:
-                return snapshot.changes(after)
+                return self._backlog.next_run(
+                    snapshot, after, relations, joined=joined, is_interrupted=is_interrupted
+                )
             except (ResyncRequiredError, DataError) as error:
                 self._lose(session, [name for name, r in session.views.items() if r.cursor == after], error)
         return None

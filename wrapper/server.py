@@ -12,6 +12,7 @@ from protos.security.settings import WRAPPER_REQUEST_BYTES, ServerSecurity
 from protos.security.tls import served_files
 from protos.server import GrpcServer
 from wrapper.allow_list import Policies
+from wrapper.limits import WrapperLimits
 from wrapper.metrics import fill
 from wrapper.query_processor import QueryProcessor
 from wrapper.service import WrapperService
@@ -29,9 +30,10 @@ class WrapperServer:
         security: ServerSecurity | None = None,
         policies: Policies | None = None,
         metrics: str | None = None,
+        limits: WrapperLimits | None = None,
     ) -> None:
         self._adapter = adapter
-        self._processor = QueryProcessor(adapter, self._set_reachable)
+        self._processor = QueryProcessor(adapter, self._set_reachable, limits)
         self._thread = threading.Thread(target=self._processor.run, name="query-processor", daemon=True)
         service = wrapper_pb2.DESCRIPTOR.services_by_name["WrapperService"].full_name
         security = security or ServerSecurity(max_request_bytes=WRAPPER_REQUEST_BYTES)

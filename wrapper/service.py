@@ -147,7 +147,8 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
         except LockstepError as error:
             abort(context, error)
         name = "".join(c if c.isprintable() else "?" for c in first.attach.mediator[:200])
-        session = Session(name, OrderMessageQueue(), policy, self._refusals(call))
+        queue = OrderMessageQueue(self._processor.limits.queue_bytes)
+        session = Session(name, queue, policy, self._refusals(call))
         ended = threading.Event()
         context.add_callback(session.queue.close)
         context.add_callback(ended.set)
@@ -256,6 +257,7 @@ def capabilities_to_proto(adapter: Adapter) -> types_pb2.Capabilities:
         before_images=found.before_images,
         needs_write=found.needs_write,
         global_transactions=found.global_transactions,
+        bounded_runs=found.bounded_runs,
     )
 
 

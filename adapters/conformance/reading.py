@@ -49,6 +49,22 @@ class Reading:
     def entries(self, after: Position) -> list[Entry]:
         """The changes after a position; those that do nothing and have no mark are left out."""
         changes = self.snapshot.changes(after)
+        require(not changes.more, f"changes({after}), asked for without a limit, say that there are more")
+        return self._entries(changes, after)
+
+    def runs(self, after: Position, most_rows: int) -> list[list[Entry]]:
+        """The same, run by run, each as a wrapper asks for it."""
+        found = []
+        while True:
+            changes = self.snapshot.changes(after, most_rows)
+            found.append(self._entries(changes, after))
+            if not changes.more:
+                return found
+            what = f"changes({after}, {most_rows})"
+            require(bool(changes.positions), f"{what} say that there are more, and not where to go on")
+            after = changes.positions[-1]
+
+    def _entries(self, changes: Changes, after: Position) -> list[Entry]:
         self._check_positions(changes, after)
         per_entry: list[Change] = [{} for _ in changes.positions]
         for relation, table in changes.tables.items():

@@ -53,9 +53,9 @@ class DuckDBSnapshot(Snapshot):
         with translated(self._tables.source):
             return self._history.position
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         with translated(self._tables.source):
-            changes = self._history.changes(after)
+            changes = self._history.changes(after, most_rows)
         self._check()
         return changes
 

@@ -109,7 +109,7 @@ class DiffHistory(History):
     def position(self) -> Position:
         return self._held.position
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None) -> Changes:
         for relation, problem in self._drifted.items():
             raise changed(self._held.source, relation, problem)
         return self._held.changes(after)

@@ -48,6 +48,7 @@ from adapters.duckdb.options import TRIGGER, Options
 from adapters.duckdb.session import SOURCE, Session
 from adapters.duckdb.watch import Signature
 from adapters.global_marks import Mark, parts
+from adapters.run_length import run_length
 from adapters.shadow.engine import LockedError, one
 from adapters.shadow.history import Bounds, Shape, TrimPolicy, change_schema, changed, drift, not_prepared
 from adapters.shadow.sql import quote, text
@@ -129,7 +130,9 @@ class TriggerCapture(Capture):
     """Installs, reads and trims the change log in the source's own file."""
 
     profile: ClassVar[CaptureProfile] = CaptureProfile(
-        Capabilities(capture=TRIGGER, boundaries=Boundaries.EXACT, global_transactions=True),
+        Capabilities(
+            capture=TRIGGER, boundaries=Boundaries.EXACT, global_transactions=True, bounded_runs=True
+        ),
         rights="read and write the file",
         load="triggers copy each changed row into a log table; a snapshot holds the file for a moment",
     )
@@ -222,16 +225,18 @@ class TriggerHistory(History):
         bounds = self._bounds()
         return Position(bounds.current, bounds.token(self._mark(bounds.current)))
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None) -> Changes:
         bounds = self._bounds()
         self._check_capture()
         bounds.check(after)
         bounds.check_mark(after, self._mark(after.ordinal))
         if after.ordinal == bounds.current:
             return Changes((), {})
-        transactions = self._transactions(after)
-        if _any_broken(transactions, after):
+        transactions = self._transactions(after, most_rows)
+        if self._any_broken(transactions):
             raise bounds.foreign(after)
+        if most_rows is not None and transactions.num_rows > 1:
+            transactions = transactions.slice(0, self._run_length(transactions, most_rows))
         positions = tuple(
             Position(ordinal, bounds.token(mark))
             for ordinal, mark in zip(
@@ -244,7 +249,8 @@ class TriggerHistory(History):
             cursor.register(_INDEX, transactions.select(["tx", "started"]).append_column(TRANSACTION, index))
             marked = pc.any(transactions["marked"]).as_py()
             part_of = parts(self._source, positions, self._global_marks(cursor)) if marked else {}
-            return Changes(positions, self._rows(cursor), part_of=part_of)
+            more = positions[-1].ordinal < bounds.current
+            return Changes(positions, self._rows(cursor), part_of=part_of, more=more)
         finally:
             cursor.close()
 
@@ -264,21 +270,66 @@ class TriggerHistory(History):
     def _mark(self, ordinal: int) -> str:
         return mark_at(self._connection, self._installed.trimmed, self._installed.mark, ordinal)
 
-    def _transactions(self, after: Position) -> pa.Table:
-        """One row per transaction that ends after the position, in commit order."""
-        return self._connection.sql(
-            f"""
-            SELECT tx, started, min(ordinal) AS first, max(ordinal) AS last, count(*) AS entries,
-                   tx || '.' || started AS mark, bool_or(number = {layout.MARK}) AS marked
-            FROM (
-                SELECT tx, started, number,
-                       {self._installed.trimmed} + row_number() OVER (ORDER BY rowid) AS ordinal
-                FROM {_in_source(layout.COMMITS)}
+    def _transactions(self, after: Position, most_rows: int | None) -> pa.Table:
+        """One row per transaction that ends after the position, in commit order.
+
+        With `most_rows`, as many as can be in a run of so many rows: each entry has a row at least.
+        """
+        commits, skipped = _in_source(layout.COMMITS), after.ordinal - self._installed.trimmed
+        window = None if most_rows is None else most_rows + 1
+        while True:
+            limit = "" if window is None else f"LIMIT {window}"
+            found = self._connection.sql(
+                f"""
+                SELECT tx, started, min(ordinal) AS first, max(ordinal) AS last, count(*) AS entries,
+                       tx || '.' || started AS mark, bool_or(number = {layout.MARK}) AS marked
+                FROM (
+                    SELECT tx, started, number, $1 + row_number() OVER (ORDER BY place) AS ordinal
+                    FROM (SELECT tx, started, number, rowid AS place FROM {commits}
+                          ORDER BY rowid {limit} OFFSET $2)
+                )
+                GROUP BY tx, started ORDER BY last
+                """,
+                params=[after.ordinal, skipped],
+            ).to_arrow_table()
+            if window is None or pc.sum(found["entries"]).as_py() < window:
+                return found
+            if found.num_rows > 1:
+                return found.slice(0, found.num_rows - 1)  # the last one may go on beyond the window
+            window *= 2
+
+    def _any_broken(self, transactions: pa.Table) -> bool:
+        """Whether a transaction is not one run of entries, all of them among those that were looked at."""
+        length = pc.add(pc.subtract(transactions["last"], transactions["first"]), 1)
+        if pc.any(pc.not_equal(length, transactions["entries"])).as_py():
+            return True
+        cursor = self._connection.cursor()
+        try:
+            cursor.register(_INDEX, transactions.select(["tx", "started"]))
+            entries = one(
+                cursor,
+                f"SELECT count(*) FROM {_in_source(layout.COMMITS)} AS c "
+                f"SEMI JOIN {_INDEX} AS i ON c.tx = i.tx AND c.started = i.started",
             )
-            GROUP BY tx, started HAVING max(ordinal) > $1 ORDER BY last
-            """,
-            params=[after.ordinal],
-        ).to_arrow_table()
+            return entries is None or entries[0] != pc.sum(transactions["entries"]).as_py()
+        finally:
+            cursor.close()
+
+    def _run_length(self, transactions: pa.Table, most_rows: int) -> int:
+        """How many of these transactions, in order, make a run."""
+        cursor = self._connection.cursor()
+        try:
+            index = pa.array(range(transactions.num_rows), pa.int32())
+            cursor.register(_INDEX, transactions.select(["tx", "started"]).append_column(TRANSACTION, index))
+            counts: list[tuple[int, int]] = []
+            for prepared in self._installed.relations:
+                counts += cursor.execute(
+                    f"SELECT i.{TRANSACTION}, count(*) FROM {_in_source(layout.log_table(prepared.number))} AS l "
+                    f"JOIN {_INDEX} AS i ON l.tx = i.tx AND l.started = i.started GROUP BY ALL"
+                ).fetchall()
+            return run_length(counts, transactions.num_rows, most_rows)
+        finally:
+            cursor.close()
 
     def _rows(self, cursor: duckdb.DuckDBPyConnection) -> Mapping[str, pa.Table]:
         tables = {
@@ -319,14 +370,6 @@ def mark_at(connection: duckdb.DuckDBPyConnection, trimmed: int, mark: str, ordi
         [ordinal - trimmed - 1],
     )
     return str(row[0]) if row else ""
-
-
-def _any_broken(transactions: pa.Table, after: Position) -> bool:
-    """Whether a transaction is not one run of entries, or began before the position it should follow."""
-    length = pc.add(pc.subtract(transactions["last"], transactions["first"]), 1)
-    scattered = pc.not_equal(length, transactions["entries"])
-    early = pc.less_equal(transactions["first"], after.ordinal)
-    return bool(pc.any(pc.or_(scattered, early)).as_py())
 
 
 def _trim(connection: duckdb.DuckDBPyConnection, source: str, position: Position) -> int:

@@ -46,9 +46,9 @@ class MariaDBSnapshot(Snapshot):
         self.finish()
         return self._history.position
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         self.finish()
-        return self._history.changes(after)
+        return self._history.changes(after, most_rows)
 
     def fetch(self, query: LocalView, keys: Keys | None = None) -> pa.RecordBatchReader:
         present = [name for name in query.relations if name in self.tables.tables]

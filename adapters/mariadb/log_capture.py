@@ -83,7 +83,7 @@ _SIGNS: dict[type[Any], tuple[int, ...]] = {
 
 
 PROFILE = CaptureProfile(
-    Capabilities(capture=LOG, boundaries=Boundaries.EXACT, global_transactions=True),
+    Capabilities(capture=LOG, boundaries=Boundaries.EXACT, global_transactions=True, bounded_runs=True),
     rights="SELECT; REPLICATION SLAVE, BINLOG MONITOR; CREATE, DROP, INSERT, DELETE to prepare and remove",
     load="writers pay nothing; the binlog of the whole server is sent to the wrapper",
     deletes="old rows are in the binlog",
@@ -266,7 +266,7 @@ class LogHistory(History):
         self._installed.require(self._source, LOG)
         return self._position(self._place, self._capture.identity(self._files, self._place.number))
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None) -> Changes:
         self._installed.require(self._source, LOG)
         for prepared in self._installed.relations:
             problem = drift(prepared, self.tables.tables.get(prepared.name))
@@ -283,7 +283,9 @@ class LogHistory(History):
             reading = _Reading(self._source, self.tables, self._installed.relations, self._durable)
             for event in stream.until(self._place):
                 reading.take(event)
-            return reading.changes(self._position)
+                if most_rows is not None and reading.is_full(most_rows):
+                    break
+            return reading.changes(self._position, more=stream.place < self._place)
         except LockstepError:
             self._capture.forget()
             raise
@@ -348,12 +350,17 @@ class _Reading:
             case QueryEvent() | ExecuteLoadQueryEvent():
                 self._statement(event, found)
 
-    def changes(self, position: Callable[[Place, str], Position]) -> Changes:
-        """All entries taken."""
+    def is_full(self, most_rows: int) -> bool:
+        """Whether this is a place to stop: between transactions, with so many rows taken."""
+        rows = sum(len(images.transactions) for images in self._images.values())
+        return bool(self._ends) and not self._touched and rows >= most_rows
+
+    def changes(self, position: Callable[[Place, str], Position], *, more: bool) -> Changes:
+        """All entries taken; `more` if it was not read to the snapshot's place."""
         places = tuple(position(place, identity) for place, identity in self._ends)
         tables = {name: self._table(name) for name in self._images if name != MARKER}
         part_of = parts(self._source, places, self._marks()) if MARKER in self._images else {}
-        return Changes(places, tables, part_of=part_of)
+        return Changes(places, tables, part_of=part_of, more=more)
 
     def _rows(self, event: Any, end: Place) -> None:
         name = event.table

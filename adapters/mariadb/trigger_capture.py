@@ -64,6 +64,7 @@ from adapters.mariadb.history import (
 )
 from adapters.mariadb.options import TRIGGER, Options
 from adapters.mariadb.types import ColumnType, Kind
+from adapters.run_length import run_length
 from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, CaptureProfile, Changes
 from algebra.errors import ConfigurationError, LockstepError, PositionTrimmedError, SourceUnavailableError
 from algebra.position import Position
@@ -77,7 +78,9 @@ _TRUNCATED = "truncated"
 
 
 PROFILE = CaptureProfile(
-    Capabilities(capture=TRIGGER, boundaries=Boundaries.WHERE_KNOWN, global_transactions=True),
+    Capabilities(
+        capture=TRIGGER, boundaries=Boundaries.WHERE_KNOWN, global_transactions=True, bounded_runs=True
+    ),
     rights="SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, TRIGGER on the database; "
     "PROCESS to notice TRUNCATE",
     load="triggers copy each changed row into a log table, which the wrapper numbers and trims",
@@ -357,7 +360,7 @@ class TriggerHistory(History):
         self._installed.require(self._source, TRIGGER)
         return self._position(self._batch or self._last())
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None) -> Changes:
         self._installed.require(self._source, TRIGGER)
         for name, problem in self._problems.items():
             raise changed(self._source, name, problem)
@@ -365,22 +368,40 @@ class TriggerHistory(History):
         trimmed = int(self._installed.facts["trimmed"])
         mark = self._mark(after.ordinal) if trimmed <= after.ordinal <= current else None
         check_position(self._source, self._installed, after, current, trimmed, mark)
-        found = self._batches(after.ordinal)
-        if [batch.number for batch in found] != list(range(after.ordinal + 1, current + 1)):
+        last = current if most_rows is None else min(current, after.ordinal + most_rows)
+        found = self._batches(after.ordinal, last)
+        if [batch.number for batch in found] != list(range(after.ordinal + 1, last + 1)):
             raise PositionTrimmedError(f"source {self._source!r}: its list of batches was edited by hand")
         if not found:
             return Changes((), {})
+        if most_rows is not None and len(found) > 1:
+            found = found[: self._run_length(after.ordinal, found[-1].number, most_rows)]
+        last = found[-1].number
         positions = tuple(self._position(batch) for batch in found)
         tables = {}
         for prepared in self._installed.relations:
-            rows = self._rows(prepared, after.ordinal, current)
+            rows = self._rows(prepared, after.ordinal, last)
             if rows.num_rows:
                 tables[prepared.name] = rows
-        part_of = parts(self._source, positions, self._marks(after.ordinal, current))
+        part_of = parts(self._source, positions, self._marks(after.ordinal, last))
         batched = frozenset(i for i, batch in enumerate(found) if batch.batched)
-        return Changes(positions, tables, batched, part_of)
+        return Changes(positions, tables, batched, part_of, more=last < current)
 
-    def _rows(self, prepared: Prepared, after: int, current: int) -> pa.Table:
+    def _run_length(self, after: int, last: int, most_rows: int) -> int:
+        """How many of the batches after one, in order, make a run; by the index on `batch` alone."""
+        counts: list[tuple[int, int]] = []
+        for log in (layout.log_table(prepared.number) for prepared in self._installed.relations):
+            counts += self._connection.rows(
+                f"SELECT b - {after + 1}, COUNT(*) FROM (SELECT batch AS b FROM {log} FORCE INDEX (batch) "
+                f"WHERE batch > {after} AND batch <= {last} ORDER BY batch LIMIT {most_rows + 1}) AS l GROUP BY b"
+            )
+            if self._batch is not None and self._batch.number == last:
+                # Of what this snapshot was the first to see, the rows have no number in it yet.
+                newest = self._connection.value(f"SELECT COUNT(*) FROM {log} WHERE batch IS NULL")
+                counts.append((last - after - 1, int(newest)))
+        return run_length(counts, last - after, most_rows)
+
+    def _rows(self, prepared: Prepared, after: int, last: int) -> pa.Table:
         table = self.tables.tables[prepared.name]
         columns = [
             ResultColumn(
@@ -389,26 +410,28 @@ class TriggerHistory(History):
             for i, column in enumerate(table.columns)
         ]
         log = f"the change log of {self._source}.{table.name}"
-        columns += [self._entry(after, current, log), ResultColumn(COUNT, "sign", _INTEGER, log)]
-        rows = self._read(layout.log_table(prepared.number), columns, after)
+        columns += [self._entry(after, last, log), ResultColumn(COUNT, "sign", _INTEGER, log)]
+        rows = self._read(layout.log_table(prepared.number), columns, after, last)
         rows = rows.take(pc.sort_indices(rows[TRANSACTION])) if rows.num_rows else rows
         return rows.cast(change_schema(table.shown(self._source)))
 
-    def _marks(self, after: int, current: int) -> list[Mark]:
+    def _marks(self, after: int, last: int) -> list[Mark]:
         columns = [
-            self._entry(after, current, MARKER),
+            self._entry(after, last, MARKER),
             ResultColumn("id", "id", _TEXT, MARKER),
             ResultColumn("participants", "participants", _TEXT, MARKER),
         ]
-        rows = self._read(MARKER, columns, after)
+        rows = self._read(MARKER, columns, after, last)
         return [Mark(*row) for row in zip(*(column.to_pylist() for column in rows.columns), strict=True)]
 
-    def _entry(self, after: int, current: int, log: str) -> ResultColumn:
+    def _entry(self, after: int, last: int, log: str) -> ResultColumn:
         """The index of the entry that a row belongs to; rows without a number are the newest."""
-        return ResultColumn(TRANSACTION, f"COALESCE(batch, {current}) - {after + 1}", _INTEGER, log)
+        return ResultColumn(TRANSACTION, f"COALESCE(batch, {last}) - {after + 1}", _INTEGER, log)
 
-    def _read(self, log: str, columns: Sequence[ResultColumn], after: int) -> pa.Table:
-        condition = f"batch > {after}" + (" OR batch IS NULL" if self._batch is not None else "")
+    def _read(self, log: str, columns: Sequence[ResultColumn], after: int, last: int) -> pa.Table:
+        condition = f"batch > {after} AND batch <= {last}"
+        if self._batch is not None and self._batch.number == last:
+            condition = f"{condition} OR batch IS NULL"
         select = Select(tuple(columns), f"FROM {log} WHERE {condition}")
         return pa.Table.from_batches(batches(self._connection, select), select.schema)
 
@@ -422,12 +445,15 @@ class TriggerHistory(History):
         rows = self._connection.rows(f"SELECT mark FROM {layout.BATCHES} WHERE number = %s", [number])
         return str(rows[0][0]) if rows else None
 
-    def _batches(self, after: int) -> list[_Batch]:
+    def _batches(self, after: int, last: int) -> list[_Batch]:
         rows = self._connection.rows(
-            f"SELECT number, mark, batched FROM {layout.BATCHES} WHERE number > %s ORDER BY number", [after]
+            f"SELECT number, mark, batched FROM {layout.BATCHES} WHERE number > %s AND number <= %s "
+            "ORDER BY number",
+            [after, last],
         )
         stored = [_Batch(number, mark, bool(batched)) for number, mark, batched in rows]
-        return [*stored, self._batch] if self._batch is not None and self._batch.number > after else stored
+        newest = self._batch
+        return [*stored, newest] if newest is not None and after < newest.number <= last else stored
 
     def _position(self, batch: _Batch) -> Position:
         return Position(batch.number, f"{self._installed.epoch}:{batch.mark}")

@@ -20,6 +20,7 @@ from adapters.global_marks import MARKER, Mark, parts
 from adapters.local_join import evaluate
 from adapters.memory.database import Capture, MemoryDatabase, Transaction, Version
 from adapters.relations import chosen_relations
+from adapters.run_length import run_length
 from adapters.spi import (
     Adapter,
     Boundaries,
@@ -43,7 +44,11 @@ class MemoryAdapter(Adapter):
     captures: ClassVar[Mapping[str, CaptureProfile]] = {
         "log": CaptureProfile(
             Capabilities(
-                capture="log", boundaries=Boundaries.EXACT, needs_write=False, global_transactions=True
+                capture="log",
+                boundaries=Boundaries.EXACT,
+                needs_write=False,
+                global_transactions=True,
+                bounded_runs=True,
             ),
             rights="none: it is in the process of the wrapper",
             load="each commit keeps its change until it is acknowledged",
@@ -163,7 +168,7 @@ class MemorySnapshot(Snapshot):
     def position(self) -> Position:
         return self._position(self._version.ordinal)
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         capture = self._version.capture
         if capture is None:
             raise ConfigurationError(f"source {self._source!r} is not prepared: its changes are not logged")
@@ -180,13 +185,18 @@ class MemorySnapshot(Snapshot):
                 f"up to {self._version.ordinal}, not those after {after}"
             )
         commits = [commit for commit in capture.log if commit.ordinal > after.ordinal]
+        shown = len(commits)
+        if most_rows is not None and commits:
+            sizes = ((i, sum(map(len, commit.deltas.values()))) for i, commit in enumerate(commits))
+            commits = commits[: run_length(sizes, shown, most_rows)]
         positions = [self._position(commit.ordinal) for commit in commits]
         marks = (Mark(i, *row) for i, commit in enumerate(commits) for row in commit.marks)
         part_of = parts(self._source, positions, marks)
-        return Changes.of(
+        run = Changes.of(
             SourceTransaction(position, commit.deltas, part_of=part_of.get(i))
             for i, (position, commit) in enumerate(zip(positions, commits, strict=True))
         )
+        return replace(run, more=len(commits) < shown)
 
     def fetch(self, query: LocalView, keys: Keys | None = None) -> pa.RecordBatchReader:
         query.check(Catalog(self._source, self._version.schemas))

@@ -45,11 +45,11 @@ class PostgresSnapshot(Snapshot):
     def position(self) -> Position:
         return self._view.history.position
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         self._drain()
         self._limit.spend()
         with translated(self._view.tables.source):
-            return self._view.history.changes(after)
+            return self._view.history.changes(after, most_rows)
 
     def fetch(self, query: LocalView, keys: Keys | None = None) -> pa.RecordBatchReader:
         tables = self._view.tables
@@ -77,13 +77,19 @@ class PostgresAdapter(Adapter):
     captures: ClassVar[Mapping[str, CaptureProfile]] = {
         LOG: CaptureProfile(
             Capabilities(
-                capture=LOG, boundaries=Boundaries.EXACT, needs_write=False, global_transactions=True
+                capture=LOG,
+                boundaries=Boundaries.EXACT,
+                needs_write=False,
+                global_transactions=True,
+                bounded_runs=True,
             ),
             rights="REPLICATION, and to own the tables (once, for prepare)",
             load="whole old rows in the write-ahead log; it is kept until acknowledged, up to a bound",
         ),
         TRIGGER: CaptureProfile(
-            Capabilities(capture=TRIGGER, boundaries=Boundaries.EXACT, global_transactions=True),
+            Capabilities(
+                capture=TRIGGER, boundaries=Boundaries.EXACT, global_transactions=True, bounded_runs=True
+            ),
             rights="SELECT and TRIGGER on the tables, CREATE on database and schema (once, for prepare)",
             load="each changed row is also written to a log table; notifying commits one after the other",
         ),

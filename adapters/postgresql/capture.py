@@ -278,8 +278,8 @@ class History(ABC):
         """The position of the state that the snapshot shows."""
 
     @abstractmethod
-    def changes(self, after: Position) -> Changes:
-        """All entries after that position."""
+    def changes(self, after: Position, most_rows: int | None) -> Changes:
+        """The entries after that position: all, or a first run of them, as in the contract."""
 
 
 @dataclass(frozen=True)
@@ -352,7 +352,7 @@ class Nothing(History):
     def position(self) -> Position:
         raise self._why
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None) -> Changes:
         raise self._why
 
 

@@ -82,6 +82,7 @@ from adapters.postgresql.pgoutput import Entry, RelationMessage, parse
 from adapters.postgresql.sql import text
 from adapters.postgresql.stream import LogStream
 from adapters.postgresql.visibility import Visibility
+from adapters.run_length import run_length
 from adapters.spi import COUNT, TRANSACTION, Changes
 from algebra.errors import (
     LockstepError,
@@ -366,11 +367,15 @@ class LogHistory(History):
     def position(self) -> Position:
         return self._place(self._entries[-1]) if self._entries else self._floor
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None) -> Changes:
         self._check(after)
         if self._broken:
             raise self._broken[0]
         entries = [entry for entry in self._entries if entry.end > after.ordinal]
+        shown = len(entries)
+        if most_rows is not None and entries:
+            sizes = ((i, entry.rows) for i, entry in enumerate(entries[:most_rows]))
+            entries = entries[: run_length(sizes, shown, most_rows)]
         for entry in entries:
             if entry.unexplained:
                 raise SchemaChangedError(
@@ -380,7 +385,12 @@ class LogHistory(History):
                 )
         positions = tuple(map(self._place, entries))
         marks = (Mark(i, *mark) for i, entry in enumerate(entries) for mark in entry.marks)
-        return Changes(positions, self._rows(entries), part_of=parts(self._source, positions, marks))
+        return Changes(
+            positions,
+            self._rows(entries),
+            part_of=parts(self._source, positions, marks),
+            more=len(entries) < shown,
+        )
 
     def _place(self, entry: Entry) -> Position:
         return Position(entry.end, f"{self._epoch}:{entry.mark}")

@@ -66,6 +66,12 @@ class Entry:
         return not (self.changes or self.marks or self.truncated or self.unexplained)
 
     @property
+    def rows(self) -> int:
+        """How many rows of changes it has, about."""
+        changed = sum((2 if kind == UPDATE else 1) * len(found) for (_, kind), found in self.changes.items())
+        return changed + sum(map(len, self.truncated.values()))
+
+    @property
     def mark(self) -> str:
         """What tells this entry from any other that could end at the same place."""
         return f"{self.xid}.{self.committed}"

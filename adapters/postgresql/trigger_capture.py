@@ -70,6 +70,7 @@ from adapters.postgresql.known import Known, KnownReader
 from adapters.postgresql.options import TRIGGER, Options
 from adapters.postgresql.sql import text
 from adapters.postgresql.visibility import Visibility
+from adapters.run_length import run_length
 from adapters.spi import Changes
 from algebra.errors import ConfigurationError, SourceUnavailableError
 from algebra.position import Position
@@ -396,19 +397,24 @@ class TriggerHistory(History):
     def position(self) -> Position:
         return self._position
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None) -> Changes:
         self._check(after)
         if self._broken:
             raise self._broken[0]
+        last = self._position.ordinal
+        if most_rows is not None:
+            last = min(last, after.ordinal + most_rows)
         entries = self._control.rows(
             f"SELECT ordinal, xid, mark FROM {layout.COMMITS} WHERE ordinal > %s AND ordinal <= %s"
             " ORDER BY ordinal",
-            [after.ordinal, self._position.ordinal],
+            [after.ordinal, last],
         )
-        if len(entries) != self._position.ordinal - after.ordinal:
+        if len(entries) != last - after.ordinal:
             raise trimmed(self._source, after)
         if not entries:
             return Changes((), {})
+        if most_rows is not None and len(entries) > 1:
+            entries = entries[: self._run_length([xid for _, xid, _ in entries], most_rows)]
         positions = tuple(
             Position(ordinal, f"{self._installed.epoch}:{mark}") for ordinal, _, mark in entries
         )
@@ -424,7 +430,32 @@ class TriggerHistory(History):
         )
         numbers = {number for (number,) in written}
         marks = self._marks(index) if layout.MARK in numbers else ()
-        return Changes(positions, self._rows(numbers, index), part_of=parts(self._source, positions, marks))
+        return Changes(
+            positions,
+            self._rows(numbers, index),
+            part_of=parts(self._source, positions, marks),
+            more=positions[-1] < self._position,
+        )
+
+    def _run_length(self, xids: Sequence[int], most_rows: int) -> int:
+        """How many of these entries, in order, make a run.
+
+        Transaction by transaction, so that counting ends where the run does, however large the log is.
+        """
+        logs = [layout.log_table(prepared.number) for prepared in self._installed.relations]
+        counted = " UNION ALL ".join(
+            f"(SELECT k.tx FROM k CROSS JOIN LATERAL (SELECT FROM {log} l WHERE l.xid = k.xid OFFSET 0) AS l"
+            f" LIMIT {most_rows + 1})"
+            for log in logs
+        )
+        if not logs:
+            return len(xids)
+        counts = self._reader.rows(
+            "WITH k AS (SELECT xid, place - 1 AS tx FROM unnest(%s::int8[]) WITH ORDINALITY AS u(xid, place))"
+            f" SELECT tx, count(*) FROM ({counted}) AS c GROUP BY tx",
+            [xids],
+        )
+        return run_length(counts, len(xids), most_rows)
 
     def _marks(self, index: pa.RecordBatch) -> Iterator[Mark]:
         found = read_table(

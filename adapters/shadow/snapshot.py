@@ -47,7 +47,7 @@ class ShadowSnapshot(Snapshot):
         with translated(self._held.source):
             return self._held.position
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         for relation, problem in self._drifted.items():
             raise changed(self._held.source, relation, problem)
         with translated(self._held.source):

@@ -40,7 +40,12 @@ class SqliteAdapter(Adapter):
     kind = "sqlite"
     captures: ClassVar[Mapping[str, CaptureProfile]] = {
         "trigger": CaptureProfile(
-            Capabilities(capture="trigger", boundaries=Boundaries.WHERE_KNOWN, global_transactions=True),
+            Capabilities(
+                capture="trigger",
+                boundaries=Boundaries.WHERE_KNOWN,
+                global_transactions=True,
+                bounded_runs=True,
+            ),
             rights="read and write the file and its directory",
             load="triggers copy each changed row into a log table; reads do not hinder writers in WAL mode",
         )

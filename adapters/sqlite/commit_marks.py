@@ -8,6 +8,7 @@ several transactions in one. It may say "several" of what was one; it never spli
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class CommitMarks:
 
     def clear(self) -> None:
         """Know nothing."""
-        self._ends: list[int] = []
+        self._ends = array("q")
         self._batched: set[int] = set()
         self._gap = True
         self._in_doubt = False
@@ -56,7 +57,7 @@ class CommitMarks:
         for row in last_rows:
             if row == 0:
                 self.clear()
-                self._ends, self._gap, self._confirmed = [0], False, 0
+                self._ends, self._gap, self._confirmed = array("q", [0]), False, 0
             elif row == UNKNOWN:
                 del self._ends[bisect_right(self._ends, self._confirmed) :]
                 self._gap = self._in_doubt = True
@@ -84,12 +85,19 @@ class CommitMarks:
         self._batched.difference_update(self._ends[:keep])
         del self._ends[:keep]
 
-    def entries(self, after: int, upto: int) -> Entries:
-        """The entries of the rows after `after` up to `upto`, both ends of transactions themselves."""
+    def entries(self, after: int, upto: int, most_rows: int | None = None) -> Entries:
+        """The entries of the rows after `after` up to `upto`, both ends of transactions themselves.
+
+        With `most_rows`, only the first of them: those that have so many rows together, at least one.
+        """
         if after >= upto:
             return Entries((), frozenset())
         first, beyond = bisect_right(self._ends, after), bisect_right(self._ends, upto)
-        ends = self._ends[first:beyond]
+        if most_rows is not None and first < beyond:
+            last = max(first + 1, bisect_right(self._ends, after + most_rows, first, beyond))
+            if upto > after + most_rows and self._ends[last - 1] < upto:
+                beyond, upto = last, self._ends[last - 1]
+        ends = list(self._ends[first:beyond])
         batched = {index for index, end in enumerate(ends) if end in self._batched}
         if ends and (first == 0 or self._ends[first - 1] != after):
             batched.add(0)

@@ -31,7 +31,8 @@ so rows must be below 1 MiB on average; larger batches are hardly faster."""
 
 READ_TIMEOUT_MS = 5000
 _CACHE_KIB = 32 * 1024
-_MMAP_BYTES = 1 << 30
+_MMAP_BYTES = 64 << 20
+"""Of the file; mapped pages count as memory of the process, for each of its connections."""
 
 
 def database_path(url: str) -> Path:

@@ -36,12 +36,13 @@ class SqliteSnapshot(Snapshot):
             return Position(view.last, view.epoch)
         return Position(view.last, token(view.epoch, self._nonce(view.last) or 0))
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         self._check_capture(after)
         first, last = after.ordinal, self._view.last
-        entries = self._marks.entries(first, last)
+        entries = self._marks.entries(first, last, most_rows)
         if not entries.ends:
             return Changes((), {})
+        newest, last = last, entries.ends[-1]
         index = _transaction_of_row(first, entries.ends)
         positions = self._positions(first, entries.ends)
         numbers = self._numbers(first, last)
@@ -53,7 +54,7 @@ class SqliteSnapshot(Snapshot):
         part_of = {}
         if MARK_ID in numbers:
             part_of = parts(self._source, positions, self._marks_in(first, last, index))
-        return Changes(positions, tables, entries.batched, part_of)
+        return Changes(positions, tables, entries.batched, part_of, more=last < newest)
 
     def fetch(self, query: LocalView, keys: Keys | None = None) -> pa.RecordBatchReader:
         tables = self._view.source.tables

@@ -134,6 +134,12 @@ class EmbeddedEngine(Engine):
         found = self._run(sql, {f"r{i}": table for i, table in enumerate(rows)})
         return found.cast(pa.schema([target.field(b) for _, b in pairs]))
 
+    def matching(self, rows: Relation, keys: Keys) -> Relation:
+        """The rows that match one of the key values."""
+        match = " AND ".join(f"p.{quote(c)} = k.{quote(c)}" for c in keys.columns)
+        sql = f"SELECT p.* FROM p SEMI JOIN k ON {match}"
+        return self._run(sql, {"p": rows, "k": keys.values}).cast(rows.schema)
+
     def history(self, node: Node, answer: Relation, pending: Relation, keys: Keys | None) -> Relation:
         columns = node.schema.names
         if self._few(answer, pending):
@@ -142,10 +148,7 @@ class EmbeddedEngine(Engine):
             answer = answer.append_column(COUNT, pa.repeat(pa.scalar(1, pa.int64()), answer.num_rows))
         answer = answer.select([*columns, COUNT])
         if pending.num_rows and keys is not None:
-            match = " AND ".join(f"p.{quote(c)} = k.{quote(c)}" for c in keys.columns)
-            pending = self._run(
-                f"SELECT p.* FROM p SEMI JOIN k ON {match}", {"p": pending, "k": keys.values}
-            ).cast(pending.schema)
+            pending = self.matching(pending, keys)
         if not pending.num_rows:
             always = [pa.repeat(pa.scalar(at, pa.int64()), answer.num_rows) for at in (EARLIEST, LATEST)]
             return answer.append_column(LOW, always[0]).append_column(HIGH, always[1])

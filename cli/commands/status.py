@@ -10,13 +10,13 @@ from protos.lockstep.v1 import mediator_pb2 as pb
 
 _SOURCES = (
     "source", "state", "position", "transactions", "queries", "received", "sent", "capture", "boundaries",
-    "address", "problem",
+    "memory", "limits", "address", "problem",
 )  # fmt: skip
 _VIEWS = (
     "view", "state", "version", "pending", "transactions", "batches", "queries", "compensations",
     "rows changed", "lag", "p50", "p99", "problem",
 )  # fmt: skip
-_TEXTS = ("source", "view", "state", "capture", "boundaries", "address", "problem")
+_TEXTS = ("source", "view", "state", "capture", "boundaries", "memory", "limits", "address", "problem")
 
 
 def status(
@@ -79,8 +79,23 @@ def _source(source: pb.SourceStatus) -> tuple[str, ...]:
         text.size(source.bytes_sent),
         source.capabilities.capture,
         source.capabilities.boundaries,
+        *_memory(source),
         source.address,
         source.problem,
+    )
+
+
+def _memory(source: pb.SourceStatus) -> tuple[str, str]:
+    """What the wrapper's process takes, and what bounds it."""
+    if not source.HasField("memory"):
+        return "", ""
+    memory = source.memory
+    runs = (
+        f"runs of {text.number(memory.max_run_rows)} rows" if source.capabilities.bounded_runs else "no runs"
+    )
+    return (
+        f"{text.size(memory.memory_bytes)} (peak {text.size(memory.peak_memory_bytes)})",
+        f"{runs}, joins in {memory.embedded_memory}",
     )
 
 

@@ -8,6 +8,7 @@ from adapters.conformance.tests import (
     broken_lifecycle,
     broken_marks,
     broken_recovery,
+    broken_runs,
     broken_sizes,
     broken_types,
 )
@@ -19,6 +20,7 @@ FAULTS: tuple[Fault, ...] = (
     *broken_lifecycle.FAULTS,
     *broken_marks.FAULTS,
     *broken_recovery.FAULTS,
+    *broken_runs.FAULTS,
     *broken_sizes.FAULTS,
     *broken_types.FAULTS,
 )

@@ -87,14 +87,14 @@ class HalfAnOrigin(BrokenSnapshot):
 
 
 class AcceptsTheFuture(BrokenSnapshot):
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         return super().changes(min(after, self.healthy.position))
 
 
 class IgnoresTheEpoch(BrokenSnapshot):
     """Positions of a removed capture pass for positions of this one."""
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         capture = self.healthy._version.capture
         assert capture is not None
         return super().changes(Position(max(after.ordinal, capture.floor), capture.epoch))
@@ -103,7 +103,7 @@ class IgnoresTheEpoch(BrokenSnapshot):
 class NeverReportsTrimming(BrokenSnapshot):
     """What is left of the history passes for all of it."""
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         try:
             return super().changes(after)
         except PositionTrimmedError:

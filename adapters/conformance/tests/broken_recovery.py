@@ -108,7 +108,7 @@ class SleepsOnWhenCut(MemoryAdapter):
 class GoesOnThroughDrift(BrokenSnapshot):
     """What does not fit the schema any more is left out of the changes."""
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         try:
             return super().changes(after)
         except SchemaChangedError:

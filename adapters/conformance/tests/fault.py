@@ -36,7 +36,7 @@ class BrokenSnapshot(Snapshot):
     def position(self) -> Position:
         return self.healthy.position
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         return Changes.of(self.entries(after))
 
     def entries(self, after: Position) -> list[SourceTransaction]:

@@ -179,7 +179,7 @@ class InventorySnapshot(Snapshot):
     def position(self) -> Position:
         return self._position(self._version)
 
-    def changes(self, after: Position) -> Changes:
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         feed = self._feed
         if feed is None:
             raise ConfigurationError(f"source {self._source!r} is not prepared: it has no feed")

@@ -555,6 +555,7 @@ class SourceStatus(_message.Message):
     SINCE_FIELD_NUMBER: _builtins.int
     HEARD_AT_FIELD_NUMBER: _builtins.int
     OWED_ROWS_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """Its name."""
     address: _builtins.str
@@ -589,6 +590,10 @@ class SourceStatus(_message.Message):
     def heard_at(self) -> _timestamp_pb2.Timestamp:
         """When its wrapper was last heard of; absent if never."""
 
+    @_builtins.property
+    def memory(self) -> _types_pb2.WrapperMemory:
+        """Memory of its wrapper, as last told; absent if never."""
+
     def __init__(
         self,
         *,
@@ -605,10 +610,11 @@ class SourceStatus(_message.Message):
         since: _timestamp_pb2.Timestamp | None = ...,
         heard_at: _timestamp_pb2.Timestamp | None = ...,
         owed_rows: _builtins.int = ...,
+        memory: _types_pb2.WrapperMemory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "heard_at", b"heard_at", "position", b"position", "since", b"since"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "heard_at", b"heard_at", "memory", b"memory", "position", b"position", "since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "capabilities", b"capabilities", "heard_at", b"heard_at", "owed_rows", b"owed_rows", "position", b"position", "problem", b"problem", "queries", b"queries", "since", b"since", "source", b"source", "state", b"state", "transactions", b"transactions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "capabilities", b"capabilities", "heard_at", b"heard_at", "memory", b"memory", "owed_rows", b"owed_rows", "position", b"position", "problem", b"problem", "queries", b"queries", "since", b"since", "source", b"source", "state", b"state", "transactions", b"transactions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

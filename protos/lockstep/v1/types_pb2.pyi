@@ -447,6 +447,7 @@ class Capabilities(_message.Message):
     BEFORE_IMAGES_FIELD_NUMBER: _builtins.int
     NEEDS_WRITE_FIELD_NUMBER: _builtins.int
     GLOBAL_TRANSACTIONS_FIELD_NUMBER: _builtins.int
+    BOUNDED_RUNS_FIELD_NUMBER: _builtins.int
     capture: _builtins.str
     """The capture style: trigger, log, diff, ..."""
     boundaries: _builtins.str
@@ -461,6 +462,8 @@ class Capabilities(_message.Message):
     """Capture writes into the source."""
     global_transactions: _builtins.bool
     """Transactions tell of which global transaction they are a part."""
+    bounded_runs: _builtins.bool
+    """A backlog is read piece by piece, so that it does not have to fit in memory."""
     def __init__(
         self,
         *,
@@ -471,11 +474,50 @@ class Capabilities(_message.Message):
         before_images: _builtins.bool = ...,
         needs_write: _builtins.bool = ...,
         global_transactions: _builtins.bool = ...,
+        bounded_runs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_images", b"before_images", "boundaries", b"boundaries", "capture", b"capture", "global_transactions", b"global_transactions", "history", b"history", "needs_write", b"needs_write", "total_order", b"total_order"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_images", b"before_images", "boundaries", b"boundaries", "bounded_runs", b"bounded_runs", "capture", b"capture", "global_transactions", b"global_transactions", "history", b"history", "needs_write", b"needs_write", "total_order", b"total_order"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Capabilities: _TypeAlias = Capabilities  # noqa: Y015
+
+@_typing.final
+class WrapperMemory(_message.Message):
+    """WrapperMemory is how much memory a wrapper's process has, and what bounds it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    PEAK_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_RUN_ROWS_FIELD_NUMBER: _builtins.int
+    EMBEDDED_MEMORY_FIELD_NUMBER: _builtins.int
+    QUEUE_BYTES_FIELD_NUMBER: _builtins.int
+    memory_bytes: _builtins.int
+    """Its resident memory."""
+    peak_memory_bytes: _builtins.int
+    """The largest resident memory it has had."""
+    max_run_rows: _builtins.int
+    """Rows of changes that it takes at once; a single transaction may have more."""
+    embedded_memory: _builtins.str
+    """Memory of its engine's buffers, with unit."""
+    queue_bytes: _builtins.int
+    """Bytes that wait to be sent at most."""
+    def __init__(
+        self,
+        *,
+        memory_bytes: _builtins.int = ...,
+        peak_memory_bytes: _builtins.int = ...,
+        max_run_rows: _builtins.int = ...,
+        embedded_memory: _builtins.str = ...,
+        queue_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedded_memory", b"embedded_memory", "max_run_rows", b"max_run_rows", "memory_bytes", b"memory_bytes", "peak_memory_bytes", b"peak_memory_bytes", "queue_bytes", b"queue_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WrapperMemory: _TypeAlias = WrapperMemory  # noqa: Y015
