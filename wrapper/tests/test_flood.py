@@ -39,7 +39,8 @@ VIEW = LocalView(
         OutputColumn("y", ColumnRef("r", "y"), pa.string()),
     ),
 )
-WIDE = "y" * 200
+WIDE = "y" * 2000
+"""Wide enough that a few hundred answers of all rows fill what may wait to leave."""
 RATE = 50
 
 
