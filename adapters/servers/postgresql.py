@@ -16,11 +16,11 @@ import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psycopg
 
@@ -84,15 +84,14 @@ class PostgresServer(ServerProcess):
             shutil.rmtree(folder, ignore_errors=True)
 
     def install(self) -> None:
-        account = _account() if os.getuid() == 0 else None
-        if account is not None:
+        account = _account()
+        if os.getuid() == 0 and account is not None:
             os.chown(self.folder, account.pw_uid, account.pw_gid)
         done = subprocess.run(
             [
-                str(self._bin / "initdb"), "-D", str(self._data), "-U", SUPERUSER, "-A", "trust",
+                *_as_user(), str(self._bin / "initdb"), "-D", str(self._data), "-U", SUPERUSER, "-A", "trust",
                 "-E", "UTF8", "--locale=C.UTF-8", "--no-sync",
             ],
-            **self._credentials(),
             cwd="/",
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -149,13 +148,7 @@ class PostgresServer(ServerProcess):
         connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def _command(self) -> Sequence[str]:
-        return [str(self._bin / "postgres"), "-D", str(self._data)]
-
-    def _credentials(self) -> dict[str, Any]:
-        account = _account() if os.getuid() == 0 else None
-        if account is None:
-            return {}
-        return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+        return [*_as_user(), str(self._bin / "postgres"), "-D", str(self._data)]
 
     def _answers(self) -> bool:
         """The server keeps its state in the file that holds its id."""
@@ -173,6 +166,20 @@ def _binaries() -> Path | None:
         return Path(found).parent
     versions = sorted(glob.glob("/usr/lib/postgresql/*/bin"), key=lambda path: float(path.split("/")[4]))
     return next((Path(path) for path in reversed(versions) if (Path(path) / "postgres").exists()), None)
+
+
+_BECOME = (
+    "import os, sys; user, group, *command = sys.argv[1:]; "
+    "os.setgroups([]); os.setgid(int(group)); os.setuid(int(user)); os.execv(command[0], command)"
+)
+
+
+def _as_user() -> list[str]:
+    """What to put before a command that root may not run: it becomes that command as the other user."""
+    account = _account()
+    if os.getuid() != 0 or account is None:
+        return []
+    return [sys.executable, "-I", "-S", "-c", _BECOME, str(account.pw_uid), str(account.pw_gid)]
 
 
 def _account() -> pwd.struct_passwd | None:

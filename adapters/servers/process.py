@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -52,19 +51,18 @@ class ServerProcess(ABC):
     @abstractmethod
     def _command(self) -> Sequence[str]: ...
 
-    def _credentials(self) -> dict[str, Any]:
-        """As whom the process runs, in the words of `subprocess`."""
-        return {}
-
     @abstractmethod
     def _answers(self) -> bool: ...
 
     def start(self) -> None:
-        """Start the process, and wait until it answers."""
+        """Start the process, and wait until it answers.
+
+        The command changes users by itself: `subprocess` would have to fork for that, and a fork in a process
+        that uses gRPC may crash.
+        """
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 self._command(),
-                **self._credentials(),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -74,11 +72,10 @@ class ServerProcess(ABC):
         self._process = process
         if not _wait(lambda: process.poll() is not None or self._answers(), START_SECONDS):
             self.kill()
-        if process.poll() is not None:
+        if (status := process.poll()) is not None:
             self._process = None
-            raise RuntimeError(
-                f"{Path(process.args[0]).name} did not start:\n{self.log.read_text(errors='replace')[-3000:]}"  # type: ignore[index,arg-type]
-            )
+            said = self.log.read_text(errors="replace")[-3000:]
+            raise RuntimeError(f"{type(self).__name__} did not start, status {status}\n{said}")
 
     def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
         """Ask it to end by that signal, and wait until it has; nothing if it does not run."""

@@ -150,7 +150,8 @@ class Injector:
             try:
                 work()
             except Exception as error:
-                self.errors.append(f"{kind} {source.name}: {type(error).__name__}: {error}")
+                reason = str(error).partition("\n")[0]
+                self.errors.append(f"{kind} {source.name}: {type(error).__name__}: {reason}")
                 self._say(self.errors[-1])
             finally:
                 with self._lock:
