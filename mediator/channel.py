@@ -405,7 +405,9 @@ class SourceChannel:
         while time.monotonic() < deadline:
             self.give_back()
             with self._lock:
-                if self._lock.wait_for(lambda: self._defined[local_view].delivered >= position, CREDIT_SECONDS):
+                if self._lock.wait_for(
+                    lambda: self._defined[local_view].delivered >= position, CREDIT_SECONDS
+                ):
                     return
         raise SourceUnavailableError(
             f"source {self.source!r} has not reported its changes up to {position} in time"

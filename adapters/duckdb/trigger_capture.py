@@ -48,10 +48,10 @@ from adapters.duckdb.options import TRIGGER, Options
 from adapters.duckdb.session import SOURCE, Session
 from adapters.duckdb.watch import Signature
 from adapters.global_marks import Mark, parts
+from adapters.run_length import run_length
 from adapters.shadow.engine import LockedError, one
 from adapters.shadow.history import Bounds, Shape, TrimPolicy, change_schema, changed, drift, not_prepared
 from adapters.shadow.sql import quote, text
-from adapters.run_length import run_length
 from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, CaptureProfile, Changes
 from algebra.errors import ConfigurationError, PositionTrimmedError
 from algebra.position import Position
@@ -324,7 +324,8 @@ class TriggerHistory(History):
             counts: list[tuple[int, int]] = []
             for prepared in self._installed.relations:
                 counts += cursor.execute(
-                    f"SELECT i.{TRANSACTION}, count(*) FROM {_in_source(layout.log_table(prepared.number))} AS l "
+                    f"SELECT i.{TRANSACTION}, count(*) "
+                    f"FROM {_in_source(layout.log_table(prepared.number))} AS l "
                     f"JOIN {_INDEX} AS i ON l.tx = i.tx AND l.started = i.started GROUP BY ALL"
                 ).fetchall()
             return run_length(counts, transactions.num_rows, most_rows)

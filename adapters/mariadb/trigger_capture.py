@@ -79,7 +79,9 @@ _TRUNCATED = "truncated"
 
 
 PROFILE = CaptureProfile(
-    Capabilities(capture=TRIGGER, boundaries=Boundaries.WHERE_KNOWN, global_transactions=True, bounded_runs=True),
+    Capabilities(
+        capture=TRIGGER, boundaries=Boundaries.WHERE_KNOWN, global_transactions=True, bounded_runs=True
+    ),
     rights="SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, TRIGGER on the database; "
     "PROCESS to notice TRUNCATE",
     load="triggers copy each changed row into a log table, which the wrapper numbers and trims",
@@ -402,7 +404,8 @@ class TriggerHistory(History):
         for log in (layout.log_table(prepared.number) for prepared in self._installed.relations):
             counts += self._connection.rows(
                 f"SELECT b - {after + 1}, COUNT(*) FROM (SELECT batch AS b FROM {log} FORCE INDEX (batch) "
-                f"WHERE batch > {after} AND batch <= {last} ORDER BY batch LIMIT {most_rows + 1}) AS l GROUP BY b"
+                f"WHERE batch > {after} AND batch <= {last} ORDER BY batch LIMIT {most_rows + 1}) AS l "
+                "GROUP BY b"
             )
             if self._batch is not None and self._batch.number == last:
                 # Of what this snapshot was the first to see, the rows have no number in it yet.

@@ -43,7 +43,10 @@ class MemoryAdapter(Adapter):
     captures: ClassVar[Mapping[str, CaptureProfile]] = {
         "log": CaptureProfile(
             Capabilities(
-                capture="log", boundaries=Boundaries.EXACT, needs_write=False, global_transactions=True,
+                capture="log",
+                boundaries=Boundaries.EXACT,
+                needs_write=False,
+                global_transactions=True,
                 bounded_runs=True,
             ),
             rights="none: it is in the process of the wrapper",

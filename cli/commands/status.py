@@ -90,7 +90,9 @@ def _memory(source: pb.SourceStatus) -> tuple[str, str]:
     if not source.HasField("memory"):
         return "", ""
     memory = source.memory
-    runs = f"runs of {text.number(memory.max_run_rows)} rows" if source.capabilities.bounded_runs else "no runs"
+    runs = (
+        f"runs of {text.number(memory.max_run_rows)} rows" if source.capabilities.bounded_runs else "no runs"
+    )
     return (
         f"{text.size(memory.memory_bytes)} (peak {text.size(memory.peak_memory_bytes)})",
         f"{runs}, joins in {memory.embedded_memory}",
