@@ -193,9 +193,10 @@ class Snapshot(ABC):
         if it changed none of them: others may wait for it. Raises PositionTrimmedError if that history is
         gone or the position is not of this source's history (for example after a restore from backup).
 
-        With `most_rows`, only the first of them, and `Changes.more` if there may be others: whole transactions,
-        as many as it takes to have about so many rows. The last one may go beyond, no other may. Who always
-        has little to tell, or no way to stop early, may ignore it (`Capabilities.bounded_runs`).
+        With `most_rows`, only the first of them, and `Changes.more` if there may be others: whole
+        transactions, as many as it takes to have about so many rows. The last one may go beyond, no other
+        may. Who always has little to tell, or no way to stop early, may ignore it
+        (`Capabilities.bounded_runs`).
         """
 
     @final

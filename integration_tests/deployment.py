@@ -28,9 +28,9 @@ class Source:
     settings: str
 
 
-def file_source(kind: str, path: Path) -> Source:
-    """A SQLite or DuckDB file."""
-    return Source(kind, str(path), f"adapter: {kind}, url: '{kind}:///{path}'")
+def file_source(kind: str, path: Path, settings: str = "") -> Source:
+    """A SQLite or DuckDB file; `settings` of its section begin with a comma."""
+    return Source(kind, str(path), f"adapter: {kind}, url: '{kind}:///{path}'{settings}")
 
 
 class Deployment:

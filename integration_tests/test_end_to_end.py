@@ -20,16 +20,30 @@ from protos.lockstep.v1 import mediator_pb2 as pb
 KINDS = {"a": "sqlite", "b": "sqlite", "c": "duckdb"}
 
 
-@pytest.fixture(params=["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
+TINY_RUNS = ", max_run_rows: 2"
+"""Nearly every look at a source shows more than one run."""
+ENGINES = [
+    pytest.param(("duckdb", ""), id="duckdb"),
+    pytest.param(("spark", ""), id="spark", marks=pytest.mark.spark),
+]
+
+
+@pytest.fixture
 def deployment(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Deployment]:
-    sources = {name: file_source(kind, tmp_path / f"{name}.{kind}") for name, kind in KINDS.items()}
+    engine, settings = request.param
+    sources = {name: file_source(kind, tmp_path / f"{name}.{kind}", settings) for name, kind in KINDS.items()}
     with ExitStack() as stack:
-        made = Deployment(stack, tmp_path, request.param, sources)
+        made = Deployment(stack, tmp_path, engine, sources)
         yield made
         for name, process in {"mediator": made.mediator, **made.wrappers}.items():
             assert "Traceback" not in process.output, f"{name}:\n{process.output}"
 
 
+@pytest.mark.parametrize(
+    "deployment",
+    [*ENGINES, pytest.param(("duckdb", TINY_RUNS), id="duckdb-in-tiny-runs")],
+    indirect=True,
+)
 def test_every_version_is_right_from_the_load_on(deployment: Deployment) -> None:
     transactions = 150
     writers = deployment.start_writers(transactions, seed=11)
@@ -51,6 +65,7 @@ def test_every_version_is_right_from_the_load_on(deployment: Deployment) -> None
     assert view.queries == sum(source.queries for source in status.sources), "counted on the wire"
 
 
+@pytest.mark.parametrize("deployment", ENGINES, indirect=True)
 def test_verify_works_while_the_sources_change(deployment: Deployment) -> None:
     transactions = 100
     deployment.client.create_view("v", deployment.view)

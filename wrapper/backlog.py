@@ -1,23 +1,24 @@
 """Backlog: what a source has to report and the wrapper has not yet reported, run by run, in bounded memory.
 
-Problem. After an absence a snapshot may show millions of changes. Reported run by run, each ΔIS needs the other
-relations of its local view as they were at that time; the snapshot shows them with all later runs in. To take
-those back, the later runs must be known before the first one is reported, and they may be larger than memory.
+Problem. After an absence a snapshot may show millions of changes. Reported run by run, each ΔIS needs the
+other relations of its local view as they were at that time; the snapshot shows them with all later runs in.
+To take those back, the later runs must be known before the first one is reported, and they may be larger
+than memory.
 
 Wrong ways. Hold them all: memory grows with the backlog. Read them again for every run: time grows with its
-square, and every read is the source's. Take back only what a run's own snapshot adds, by stopping the source
-at the end of the run: sources cannot go back in time.
+square, and every read is the source's. Let each run have a snapshot that ends with it: sources cannot go back
+in time.
 
 Chosen way. If a local view joins relations and the changes do not fit one run, all runs are read once and put
-into a temporary folder, as Arrow files. Each run is taken from there in its turn. For the rows that a query of
-its sweep asks for, the later runs are looked through one after the other, and what they did to rows with these
-keys is summed up: so a row that a million transactions changed counts as often as it differs, at most twice.
+into a temporary folder, as Arrow files. Each run is taken from there in its turn. For the rows that a query
+of its sweep asks for, the later runs are looked through one after the other, and what they did to rows with
+these keys is summed up: a row that a million transactions changed counts as far as it differs in the end.
 
-The folder outlives the snapshot: history does not change, so the next snapshot only adds what came since. It is
-a copy of what the source keeps anyway; lost, it is read again. Local views over one relation need none of this,
-nor do changes that fit one run.
+The folder outlives the snapshot: history does not change, so the next snapshot only adds what came since. It
+is a copy of what the source keeps anyway; lost, it is read again. Local views over one relation need none of
+this, nor do changes that fit one run.
 
-Reference: docs/adr/0020-a-backlog-is-reported-in-runs.md.
+See docs/adr/0020-a-backlog-is-reported-in-runs.md.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class Session:
     """One attached mediator: its local views, its unanswered queries, and its credit in rows.
 
     `defining`: more local views are on their way, and nothing is reported or answered before they are there.
-    `behind`: the last snapshot showed more than was reported. `policy`: what it may see. `refused` is told what
-    it was refused.
+    `behind`: the last snapshot showed more than was reported. `policy`: what it may see. `refused` is told
+    what it was refused.
     """
 
     mediator: str

@@ -7,9 +7,9 @@ with later transactions already in.
 Chosen way: SWEEP again, one level down. The relations of the local view are the nodes, the snapshot
 answers the queries, and the later transactions that the snapshot already shows are subtracted locally
 (the wrapper paper's local correction). A transaction that changes several relations is swept as a sequence
-of single-relation changes and reported as one ΔIS. A whole run of transactions is swept at once. Of a backlog
-that is reported in several runs, what later runs did is taken back from each answer of the snapshot before the
-sweep gets it (`backlog.py`): to the sweep, the source is where the run ends.
+of single-relation changes and reported as one ΔIS. A whole run of transactions is swept at once. Of a
+backlog that is reported in several runs, what later runs did is taken back from each answer of the snapshot
+before the sweep gets it (`backlog.py`): to the sweep, the source is where the run ends.
 
 Reference: wrapper paper, section 4.2 and Figure 7, process UpdateProcessor; Example 5.
 """

@@ -324,7 +324,8 @@ class TriggerHistory(History):
             counts: list[tuple[int, int]] = []
             for prepared in self._installed.relations:
                 counts += cursor.execute(
-                    f"SELECT i.{TRANSACTION}, count(*) FROM {_in_source(layout.log_table(prepared.number))} AS l "
+                    f"SELECT i.{TRANSACTION}, count(*) "
+                    f"FROM {_in_source(layout.log_table(prepared.number))} AS l "
                     f"JOIN {_INDEX} AS i ON l.tx = i.tx AND l.started = i.started GROUP BY ALL"
                 ).fetchall()
             return run_length(counts, transactions.num_rows, most_rows)

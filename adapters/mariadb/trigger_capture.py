@@ -393,7 +393,8 @@ class TriggerHistory(History):
         for log in (layout.log_table(prepared.number) for prepared in self._installed.relations):
             counts += self._connection.rows(
                 f"SELECT b - {after + 1}, COUNT(*) FROM (SELECT batch AS b FROM {log} FORCE INDEX (batch) "
-                f"WHERE batch > {after} AND batch <= {last} ORDER BY batch LIMIT {most_rows + 1}) AS l GROUP BY b"
+                f"WHERE batch > {after} AND batch <= {last} ORDER BY batch LIMIT {most_rows + 1}) AS l "
+                "GROUP BY b"
             )
             if self._batch is not None and self._batch.number == last:
                 # Of what this snapshot was the first to see, the rows have no number in it yet.

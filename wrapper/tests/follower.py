@@ -118,7 +118,7 @@ class World:
         return Position(self.database.version.ordinal, capture.epoch)
 
     def transact(self) -> None:
-        """A transaction with one to four changes of one or more relations, duplicates and deletes included."""
+        """A transaction with one to four changes, duplicates and deletes included."""
         with self.database.transaction() as transaction:
             here = {name: dict(self.versions[max(self.versions)][name].to_dict()) for name in RELATIONS}
             for _ in range(self.random.choice([1, 1, 2, 4])):
@@ -257,7 +257,7 @@ class Follower:
                 self._result(response.result)
             case "error":
                 name, _ = self.asked.pop(response.error.query_id, ("", None))
-                assert name and name not in self.followed, response.error.message
+                assert name not in {"", *self.followed}, response.error.message
 
     def _update(self, update: pb.Update) -> None:
         assert not update.more

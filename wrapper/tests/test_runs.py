@@ -1,4 +1,4 @@
-"""A backlog in runs of a few rows, cut everywhere: each ΔIS, each answer and each progress as by recomputation."""
+"""A backlog in runs of a few rows, cut everywhere: each ΔIS, answer and progress as by recomputation."""
 
 from __future__ import annotations
 
@@ -61,10 +61,9 @@ def test_whatever_happens_between_runs(seed: int, most_rows: int) -> None:
     found = follower(seed, most_rows)
     world = found.world
     oldest = world.position.ordinal
+    often = ["transact"] * 5 + ["turn"] * 4 + ["credit"] * 2
     for _ in range(60):
-        match rnd.choice(
-            ["transact"] * 5 + ["turn"] * 4 + ["credit"] * 2 + ["ask", "define", "drop", "attach"]
-        ):
+        match rnd.choice([*often, "ask", "define", "drop", "attach"]):
             case "transact":
                 world.transact()
             case "turn":
@@ -227,7 +226,12 @@ def test_the_queue_holds_bytes_and_no_more() -> None:
     queue = OrderMessageQueue(most_bytes=100_000)
     message = pb.ExchangeResponse(result=pb.QueryResult(arrow=b"x" * 30_000))
     larger = pb.ExchangeResponse(result=pb.QueryResult(arrow=b"x" * 300_000))
-    sent = threading.Thread(target=lambda: [queue.put(m) for m in [larger, *[message] * 10]], daemon=True)
+
+    def put_all() -> None:
+        for one in [larger, *[message] * 10]:
+            queue.put(one)
+
+    sent = threading.Thread(target=put_all, daemon=True)
     sent.start()
     sent.join(0.3)
     assert sent.is_alive(), "the first is larger than all, and goes in alone"

@@ -91,3 +91,21 @@ def test_a_position_that_is_no_known_end_starts_with_a_batch() -> None:
     marks = CommitMarks()
     marks.add([0, 2, 9])
     assert marks.entries(4, 9) == entries(9, batched=(0,))
+
+
+def test_a_run_ends_with_a_transaction_and_has_as_many_rows_as_asked_for_or_one_transaction() -> None:
+    marks = CommitMarks()
+    marks.add([0, 2, 3, 9, 10])
+    assert marks.entries(0, 10, 1) == entries(2)
+    assert marks.entries(0, 10, 3) == entries(2, 3)
+    assert marks.entries(3, 10, 3) == entries(9)
+    assert marks.entries(3, 10, 7) == entries(9, 10)
+    assert marks.entries(9, 10, 7) == entries(10)
+
+
+def test_an_unseen_stretch_is_in_a_run_as_a_whole() -> None:
+    marks = CommitMarks()
+    marks.add([0, 2])
+    assert marks.entries(0, 8, 8) == entries(2, 8, batched=(1,))
+    assert marks.entries(0, 8, 7) == entries(2)
+    assert marks.entries(2, 8, 1) == entries(8, batched=(0,))
