@@ -28,10 +28,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from adapters.spi import Changes, Snapshot
+from adapters.spi import TRANSACTION, Changes, Snapshot
 from algebra.delta import consolidate
 from algebra.engines.contract import Relation
 from algebra.engines.embedded import EmbeddedEngine
@@ -47,6 +49,22 @@ _ENTRIES = pa.schema(
 )
 
 
+Bounds = tuple[Any, Any] | None
+"""The least and the greatest value, both None if all are NULL; None if that is not known."""
+
+
+@dataclass(frozen=True)
+class _StoredTable:
+    """The changes of one relation in a run: where they are, and what their columns can hold."""
+
+    path: Path
+    bounds: Mapping[str, Bounds]
+
+    def may_match(self, keys: Mapping[str, Bounds]) -> bool:
+        """Whether a row can have one of the keys, of which the bounds are given."""
+        return all(_overlap(self.bounds[column], bounds) for column, bounds in keys.items())
+
+
 @dataclass(frozen=True)
 class _Stored:
     """One run in the folder: which positions it lies between, how large it is, and its files."""
@@ -55,7 +73,7 @@ class _Stored:
     end: Position
     rows: int
     entries: Path
-    tables: Mapping[str, Path]
+    tables: Mapping[str, _StoredTable]
 
     def read(self) -> Changes:
         entries = _read(self.entries).to_pydict()
@@ -71,13 +89,13 @@ class _Stored:
                 part_of[index] = mark
         return Changes(
             positions,
-            {relation: _read(path) for relation, path in self.tables.items()},
+            {relation: _read(table.path) for relation, table in self.tables.items()},
             frozenset(index for index, batched in enumerate(entries["batched"]) if batched),
             part_of,
         )
 
     def remove(self) -> None:
-        for path in (self.entries, *self.tables.values()):
+        for path in (self.entries, *(table.path for table in self.tables.values())):
             path.unlink(missing_ok=True)
 
 
@@ -154,11 +172,12 @@ class Backlog:
         None if there are none.
         """
         total: Relation | None = None
+        wanted = {name: _bounds(keys.values[name]) for name in keys.columns} if keys is not None else {}
         for stored in self._later:
-            path = stored.tables.get(relation)
-            if path is None:
+            table = stored.tables.get(relation)
+            if table is None or not table.may_match(wanted):
                 continue
-            rows = _read(path).select([*columns, COUNT])
+            rows = _read(table.path).select([*columns, COUNT])
             if keys is not None:
                 rows = self._engine.matching(rows, keys)
             total = consolidate(rows if total is None else pa.concat_tables([total, rows]))
@@ -201,7 +220,7 @@ class Backlog:
                     run.positions[-1],
                     rows,
                     self._write(entries),
-                    {name: self._write(table) for name, table in tables.items()},
+                    {name: self._write_table(table) for name, table in tables.items()},
                 )
             )
         except OSError as error:
@@ -209,6 +228,10 @@ class Backlog:
                 f"source {self._source!r}: its backlog cannot be put into the temporary folder "
                 f"{tempfile.gettempdir()}: {error}"
             ) from error
+
+    def _write_table(self, table: pa.Table) -> _StoredTable:
+        names = [name for name in table.column_names if name not in (TRANSACTION, COUNT)]
+        return _StoredTable(self._write(table), {name: _bounds(table[name]) for name in names})
 
     def _write(self, table: pa.Table) -> Path:
         if self._folder is None:
@@ -218,6 +241,21 @@ class Backlog:
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
         return path
+
+
+def _bounds(values: pa.ChunkedArray) -> Bounds:
+    if pa.types.is_floating(values.type):
+        return None  # NaN has no place in an order
+    found = pc.min_max(values).as_py()
+    return found["min"], found["max"]
+
+
+def _overlap(one: Bounds, other: Bounds) -> bool:
+    if one is None or other is None:
+        return True
+    if one[0] is None or other[0] is None:
+        return False
+    return bool(one[0] <= other[1] and other[0] <= one[1])
 
 
 def _read(path: Path) -> pa.Table:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from adapters.conformance.bench import Bench
 from adapters.conformance.case import CaseSkipped, case, require
 from adapters.conformance.journal import numbered, require_whole_transactions
 from adapters.conformance.model import difference_of_changes
-from adapters.conformance.operations import Insert
+from adapters.conformance.operations import Insert, Mark
 from adapters.conformance.reading import Entry
 from adapters.conformance.workload import BANK, Bank
 from algebra.position import Position
@@ -18,7 +20,10 @@ LIMITS = (1, 2, 5, 1000)
 def _backlog(bench: Bench) -> Position:
     """Transactions of all sizes, with a look at the source after each, so that it may tell them apart."""
     start = bench.start(*BANK)
-    for transaction in Bank(11).script(TRANSACTIONS):
+    for number, transaction in enumerate(Bank(11).script(TRANSACTIONS)):
+        if number % 3 == 0 and bench.adapter.capabilities.global_transactions:
+            mark = Mark(f"g{number}", f"{bench.adapter.config.name},elsewhere")
+            transaction = replace(transaction, operations=(mark, *transaction.operations))
         bench.write(transaction)
         bench.position()
     return start

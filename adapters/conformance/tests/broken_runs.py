@@ -22,12 +22,20 @@ class LosesWhereRunsMeet(BrokenSnapshot):
         return replace(Changes.of([*kept, following]), more=following.position < self.position)
 
 
-class ForgetsMarksInRuns(BrokenSnapshot):
+class ForgetsBoundariesInRuns(BrokenSnapshot):
     """Whether an entry is one transaction is told only where all changes are read at once."""
 
     def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         run = self.healthy.changes(after, most_rows)
         return run if most_rows is None else replace(run, batched=frozenset(range(len(run))))
+
+
+class LosesMarksInRuns(BrokenSnapshot):
+    """Marks of global transactions are told only where all changes are read at once."""
+
+    def changes(self, after: Position, most_rows: int | None = None) -> Changes:
+        run = self.healthy.changes(after, most_rows)
+        return run if most_rows is None else replace(run, part_of={})
 
 
 class CutsThroughTransactions(BrokenSnapshot):
@@ -59,7 +67,8 @@ class IgnoresTheLimit(BrokenSnapshot):
 
 FAULTS = (
     snapshot_fault(LosesWhereRunsMeet, "runs-add-up-to-all-changes"),
-    snapshot_fault(ForgetsMarksInRuns, "runs-add-up-to-all-changes"),
+    snapshot_fault(ForgetsBoundariesInRuns, "runs-add-up-to-all-changes"),
+    snapshot_fault(LosesMarksInRuns, "runs-add-up-to-all-changes"),
     snapshot_fault(NeverSaysWhereToGoOn, "runs-add-up-to-all-changes"),
     snapshot_fault(CutsThroughTransactions, "a-run-never-ends-inside-a-transaction"),
     snapshot_fault(IgnoresTheLimit, "runs-are-as-small-as-asked"),
