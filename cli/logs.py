@@ -10,6 +10,7 @@ import traceback
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import TracebackType
+from typing import TextIO
 
 from algebra.redaction import redacted
 
@@ -93,9 +94,20 @@ def _without_trace(record: logging.LogRecord) -> logging.LogRecord:
     return plain
 
 
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what stderr is at that time: who replaced it for a while may have closed it since."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
 def configure(level: LogLevel, *, debug: bool, form: LogFormat = LogFormat.TEXT) -> None:
     """Send all records of at least this level to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr()
     handler.setFormatter(_Json(traces=debug) if form is LogFormat.JSON else _OneLine(traces=debug))
     root = logging.getLogger()
     root.handlers[:] = [handler]

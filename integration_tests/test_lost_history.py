@@ -17,6 +17,7 @@ import pytest
 
 from adapters.registry import create
 from algebra.arrow_ipc import from_ipc
+from integration_tests.client import Client
 from integration_tests.site import VIEW, Site, inside, wait_for
 
 ROWS: Counter[tuple[int, ...]] = Counter({(1, 1, 10): 1, (2, 2, 20): 1})
@@ -26,6 +27,13 @@ ROWS: Counter[tuple[int, ...]] = Counter({(1, 1, 10): 1, (2, 2, 20): 1})
 def site(tmp_path: Path) -> Iterator[Site]:
     with ExitStack() as stack:
         yield Site(stack, tmp_path)
+
+
+def create_followed(site: Site, client: Client) -> None:
+    """The view, with a transaction that it has followed: a loss before that might be none to it."""
+    client.create_view("v", VIEW)
+    site.writers["one"].commit("UPDATE r SET k = k WHERE k = 1")
+    client.wait_for_version("v", 1)
 
 
 def restore(site: Site, further: int) -> Counter[tuple[int, ...]]:
@@ -38,7 +46,7 @@ def restore(site: Site, further: int) -> Counter[tuple[int, ...]]:
         site.writers["one"].commit(f"INSERT INTO r VALUES ({k}, 1)")
     assert site.server is not None
     # Else it would be at a transaction that the copy has too, and could go on there without any loss.
-    wait_for(site.server, lambda mediator: mediator.views["v"].version == 4)
+    wait_for(site.server, lambda mediator: mediator.views["v"].version == 5)
     with sqlite3.connect(backup, isolation_level=None) as connection:
         for k in range(100, 100 + further):
             connection.execute("INSERT INTO r VALUES (?, 2)", (k,))
@@ -113,7 +121,7 @@ Loss = Callable[[Site], Counter[tuple[int, ...]]]
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
 def test_a_loss_pauses_the_view_and_a_refresh_is_one_version(site: Site, loss: Loss) -> None:
     server, client = site.mediator()
-    client.create_view("v", VIEW)
+    create_followed(site, client)
     expected = loss(site)
     wait_for(server, lambda mediator: bool(mediator.views["v"].problem))
     paused = client.view("v")
@@ -133,7 +141,7 @@ def test_a_loss_pauses_the_view_and_a_refresh_is_one_version(site: Site, loss: L
 @pytest.mark.parametrize("loss", [restored_and_written_further, capture_reinstalled, column_added])
 def test_a_loss_is_mended_at_once_where_that_is_wanted(site: Site, loss: Loss) -> None:
     server, client = site.mediator(on_lost_history="resync")
-    client.create_view("v", VIEW)
+    create_followed(site, client)
     expected = loss(site)
     wait_for(server, lambda _: client.bag("v") == expected)
     loads = [version for version in client.history("v") if version.version and not version.source]
