@@ -78,7 +78,7 @@ from adapters.postgresql.connection import ArrowSession, translated
 from adapters.postgresql.known import Known, KnownReader
 from adapters.postgresql.log_installation import IDLE, PUBLICATION, LogInstallation, Slot, problems, read_slot
 from adapters.postgresql.options import Options
-from adapters.postgresql.pgoutput import Entry, RelationMessage, parse
+from adapters.postgresql.pgoutput import Content, Entry, RelationMessage, parse
 from adapters.postgresql.sql import text
 from adapters.postgresql.stream import LogStream
 from adapters.postgresql.visibility import Visibility
@@ -376,18 +376,19 @@ class LogHistory(History):
         if most_rows is not None and entries:
             sizes = ((i, entry.rows) for i, entry in enumerate(entries[:most_rows]))
             entries = entries[: run_length(sizes, shown, most_rows)]
-        for entry in entries:
-            if entry.unexplained:
+        contents = [entry.content for entry in entries]
+        for content in contents:
+            if content.unexplained:
                 raise SchemaChangedError(
-                    f"source {self._source!r}: TRUNCATE of {entry.unexplained[0]} is in the log without"
+                    f"source {self._source!r}: TRUNCATE of {content.unexplained[0]} is in the log without"
                     " its rows;"
                     " prepare again"
                 )
         positions = tuple(map(self._place, entries))
-        marks = (Mark(i, *mark) for i, entry in enumerate(entries) for mark in entry.marks)
+        marks = (Mark(i, *mark) for i, content in enumerate(contents) for mark in content.marks)
         return Changes(
             positions,
-            self._rows(entries),
+            self._rows(contents),
             part_of=parts(self._source, positions, marks),
             more=len(entries) < shown,
         )
@@ -406,12 +407,12 @@ class LogHistory(History):
                 return
         raise foreign(self._source, after)
 
-    def _rows(self, entries: Sequence[Entry]) -> Mapping[str, pa.Table]:
+    def _rows(self, contents: Sequence[Content]) -> Mapping[str, pa.Table]:
         by_oid = {relation.oid: relation for relation in self._tables.relations.values()}
         messages: dict[tuple[RelationMessage, int], list[bytes]] = {}
         indexes: dict[tuple[RelationMessage, int], list[tuple[int, int]]] = {}
-        for index, entry in enumerate(entries):
-            for bucket, found in entry.changes.items():
+        for index, content in enumerate(contents):
+            for bucket, found in content.changes.items():
                 messages.setdefault(bucket, []).extend(found)
                 indexes.setdefault(bucket, []).append((index, len(found)))
         tables: dict[str, list[pa.Table]] = {}
@@ -423,15 +424,15 @@ class LogHistory(History):
             tables.setdefault(relation.name, []).extend(
                 _typed(self._source, relation, message, kind, found, owner)
             )
-        for name, table in self._truncated(entries):
+        for name, table in self._truncated(contents):
             tables.setdefault(name, []).append(table)
         return {name: _ordered(pa.concat_tables(found)) for name, found in tables.items()}
 
-    def _truncated(self, entries: Sequence[Entry]) -> Iterator[tuple[str, pa.Table]]:
+    def _truncated(self, contents: Sequence[Content]) -> Iterator[tuple[str, pa.Table]]:
         names = {prepared.number: prepared.name for prepared in self._installed.relations}
         records: dict[str, tuple[list[str], list[int]]] = {}
-        for index, entry in enumerate(entries):
-            for number, rows in entry.truncated.items():
+        for index, content in enumerate(contents):
+            for number, rows in content.truncated.items():
                 if rows and number in names and names[number] in self._tables.relations:
                     texts, owners = records.setdefault(names[number], ([], []))
                     texts += rows

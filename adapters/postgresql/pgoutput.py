@@ -14,6 +14,7 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ _NULL, _UNCHANGED, _TEXT = ord("n"), ord("u"), ord("t")
 _OLD = ord("O")
 _LONG = 256
 """Values longer than this on average are copied one by one; an index per byte would cost more."""
+_CONTENT_BYTES, _TEXT_BYTES = 700, 48
+"""About what Python takes for a content, and for each message or text in it."""
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -44,17 +47,14 @@ class RelationMessage:
     columns: tuple[str, ...]
 
 
-@dataclass
-class Entry:
-    """One committed transaction of the log: where its commit ends, who it was, and its messages in buckets.
+@dataclass(slots=True)
+class Content:
+    """What one transaction did: its messages in buckets.
 
     `truncated`: by number of the prepared relation, the rows that a TRUNCATE removed, as record literals.
     `unexplained`: tables whose TRUNCATE came without its rows.
     """
 
-    end: int
-    xid: int
-    committed: int
     changes: dict[tuple[RelationMessage, int], list[bytes]] = field(default_factory=dict)
     marks: list[tuple[str | None, str | None]] = field(default_factory=list)
     truncated: dict[int, list[str]] = field(default_factory=dict)
@@ -72,6 +72,37 @@ class Entry:
         return changed + sum(map(len, self.truncated.values()))
 
     @property
+    def size(self) -> int:
+        """How many bytes of memory it takes, about."""
+        messages = sum(_TEXT_BYTES + len(text) for found in self.changes.values() for text in found)
+        return (
+            _CONTENT_BYTES
+            + messages
+            + sum(_TEXT_BYTES + len(text) for found in self.truncated.values() for text in found)
+        )
+
+
+class Kept(Protocol):
+    """A content that is kept somewhere else."""
+
+    def read(self) -> Content: ...
+
+
+@dataclass(slots=True)
+class Entry:
+    """One committed transaction of the log: where its commit ends, who it was, how much it did, and what."""
+
+    end: int
+    xid: int
+    committed: int
+    rows: int
+    kept: Content | Kept
+
+    @property
+    def content(self) -> Content:
+        return self.kept if isinstance(self.kept, Content) else self.kept.read()
+
+    @property
     def mark(self) -> str:
         """What tells this entry from any other that could end at the same place."""
         return f"{self.xid}.{self.committed}"
@@ -82,59 +113,60 @@ class Decoder:
 
     def __init__(self) -> None:
         self._relations: dict[int, RelationMessage] = {}
-        self._entry: Entry | None = None
+        self._begun: tuple[int, int] = (0, 0)
+        self._content: Content | None = None
 
     def feed(self, message: bytes) -> Entry | None:
         """Take the next message; the entry that it completes, if it does."""
         kind = message[0]
-        entry = self._entry
+        content = self._content
         if kind in (INSERT, UPDATE, DELETE):
-            assert entry is not None
+            assert content is not None
             relation = self._relations[int.from_bytes(message[1:5], "big")]
-            bucket = entry.changes.get((relation, kind))
+            bucket = content.changes.get((relation, kind))
             if bucket is None:
-                bucket = entry.changes[relation, kind] = []
+                bucket = content.changes[relation, kind] = []
             bucket.append(message)
             return None
         match chr(kind):
             case "B":
                 committed, xid = struct.unpack_from("!QI", message, 9)
-                self._entry = Entry(0, xid, committed)
+                self._begun, self._content = (xid, committed), Content()
             case "C":
-                assert entry is not None
-                (entry.end,) = struct.unpack_from("!Q", message, 10)
-                self._entry = None
-                return entry
+                assert content is not None
+                (end,) = struct.unpack_from("!Q", message, 10)
+                self._content = None
+                return Entry(end, *self._begun, content.rows, content)
             case "R":
                 relation = _relation(message)
                 self._relations[relation.oid] = relation
             case "T":
-                assert entry is not None
-                self._truncate(entry, message)
+                assert content is not None
+                self._truncate(content, message)
             case "M":
                 # Transactional ones only: others come between transactions and are not ours.
-                if message[1] & 1 and entry is not None:
-                    _logical_message(entry, message)
+                if message[1] & 1 and content is not None:
+                    _logical_message(content, message)
         return None
 
-    def _truncate(self, entry: Entry, message: bytes) -> None:
+    def _truncate(self, content: Content, message: bytes) -> None:
         (count,) = struct.unpack_from("!I", message, 1)
         for oid in struct.unpack_from(f"!{count}I", message, 6):
             relation = self._relations[oid]
-            if not entry.truncated:
-                entry.unexplained.append(f"{relation.schema}.{relation.table}")
+            if not content.truncated:
+                content.unexplained.append(f"{relation.schema}.{relation.table}")
 
 
-def _logical_message(entry: Entry, message: bytes) -> None:
+def _logical_message(content: Content, message: bytes) -> None:
     end = message.index(b"\0", 10)
     prefix = message[10:end].decode()
-    content = message[end + 5 :].decode()
+    text = message[end + 5 :].decode()
     if prefix == MARK_PREFIX:
-        id_, participants = json.loads(content)
-        entry.marks.append((id_, participants))
+        id_, participants = json.loads(text)
+        content.marks.append((id_, participants))
     elif prefix == TRUNCATE_PREFIX:
-        number, _, rows = content.partition(" ")
-        entry.truncated.setdefault(int(number), []).extend(json.loads(rows))
+        number, _, rows = text.partition(" ")
+        content.truncated.setdefault(int(number), []).extend(json.loads(rows))
 
 
 def _relation(message: bytes) -> RelationMessage:

@@ -13,7 +13,8 @@ Wrong ways:
 Chosen way. A temporary copy of the slot (`pg_copy_logical_replication_slot`) that lives and dies with one
 replication connection. It starts where the slot stands, is read once, in order, and its place is confirmed
 as it is read, so it never holds more of the log than the slot does. What was read is kept until it is
-acknowledged. After a lost connection or a restart a new copy starts again where the slot stands.
+acknowledged: up to HELD_BYTES in memory, beyond that in a file, of which memory has the places only. After a
+lost connection or a restart a new copy starts again where the slot stands.
 
 A thread does the reading, also while nobody asks: a server that shuts down waits for its replication
 clients to confirm what they were sent, and one that is busy elsewhere would hold it up.
@@ -35,12 +36,15 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from adapters.postgresql.connection import translate
-from adapters.postgresql.pgoutput import Decoder, Entry
+from adapters.postgresql.pgoutput import Content, Decoder, Entry
+from adapters.postgresql.spool import Spool
 from adapters.postgresql.sql import quote, text
 from algebra.errors import LockstepError, SourceUnavailableError
 
 PING_SECONDS = 0.005
 """While somebody waits for the log, how often the server is asked how far it is."""
+HELD_BYTES = 32 << 20
+"""About how much of what is not acknowledged stays in memory."""
 IDLE_SECONDS = 10.0
 """How often the server is told that we are there."""
 
@@ -140,7 +144,7 @@ class LogStream:
         running = self._running
         if running is not None:
             with running.changed:
-                running.entries = [entry for entry in running.entries if entry.end > end]
+                running.forget(end)
 
     def close(self) -> None:
         running, self._running = self._running, None
@@ -165,6 +169,8 @@ class _Running:
     ) -> None:
         self.slot = slot
         self.entries: list[Entry] = []
+        self._held = 0
+        self._spool = Spool()
         self.reached = 0
         self.problem: LockstepError | None = None
         self.changed = threading.Condition()
@@ -183,6 +189,24 @@ class _Running:
             if self.problem is None:
                 self._confirm(ask=True)
 
+    def keep(self, entry: Entry) -> None:
+        """Keep what was read until it is forgotten."""
+        if isinstance(entry.kept, Content):
+            size = entry.kept.size
+            if self._held + size > HELD_BYTES:
+                entry.kept = self._spool.put(entry.kept)
+            else:
+                self._held += size
+        self.entries.append(entry)
+
+    def forget(self, end: int) -> None:
+        """Let go of what is acknowledged; with the lock held."""
+        self.entries = [entry for entry in self.entries if entry.end > end]
+        held = [entry.kept for entry in self.entries if isinstance(entry.kept, Content)]
+        self._held = sum(content.size for content in held)
+        if len(held) == len(self.entries):
+            self._spool.clear()
+
     def stop(self) -> None:
         with suppress(OSError):
             os.write(self._stop, b"!")
@@ -190,6 +214,7 @@ class _Running:
         for descriptor in (self._stopping, self._stop):
             os.close(descriptor)
         self._connection.finish()
+        self._spool.close()
 
     def _read(self) -> None:
         while self.problem is None:
@@ -232,8 +257,8 @@ class _Running:
             entry = self._decoder.feed(data[25:])
             if entry is not None:
                 self.reached = max(self.reached, entry.end)
-                if not entry.is_empty:
-                    self.entries.append(entry)
+                if not entry.content.is_empty:
+                    self.keep(entry)
         elif data[0] == 0x6B:  # k: how far the server has read
             (end,) = struct.unpack_from("!Q", data, 1)
             self.reached = max(self.reached, end)
