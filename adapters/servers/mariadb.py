@@ -73,17 +73,9 @@ class MariaDBServer(ServerProcess):
     @contextmanager
     def started(cls, settings: Sequence[str] = ()) -> Iterator[MariaDBServer]:
         """A running server, stopped and deleted in the end."""
-        folder = Path(tempfile.mkdtemp(prefix="lockstep-mariadb-"))
-        try:
-            server = cls(folder, settings)
-            server.install()
-            server.start()
-            try:
-                yield server
-            finally:
-                server.stop()
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        server = cls(Path(tempfile.mkdtemp(prefix="lockstep-mariadb-")), settings)
+        with server.for_a_while():
+            yield server
 
     def install(self) -> None:
         self._data.mkdir(parents=True)

@@ -71,17 +71,9 @@ class PostgresServer(ServerProcess):
     def started(cls) -> Iterator[PostgresServer]:
         """A running server, stopped and deleted in the end."""
         # Not pytest's folder: that is closed to the user the server runs as. Short, for the socket's path.
-        folder = Path(tempfile.mkdtemp(prefix="lockstep-pg-"))
-        try:
-            server = cls(folder)
-            server.install()
-            server.start()
-            try:
-                yield server
-            finally:
-                server.stop()
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        server = cls(Path(tempfile.mkdtemp(prefix="lockstep-pg-")))
+        with server.for_a_while():
+            yield server
 
     def install(self) -> None:
         account = _account()

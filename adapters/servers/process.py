@@ -6,6 +6,7 @@ parent, which then cleans up: that is another fault than the one a crash is.
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -53,6 +54,19 @@ class ServerProcess(ABC):
 
     @abstractmethod
     def _answers(self) -> bool: ...
+
+    @contextmanager
+    def for_a_while(self) -> Iterator[None]:
+        """Installed and running meanwhile; stopped and deleted with its folder in the end."""
+        try:
+            self.install()
+            self.start()
+            try:
+                yield
+            finally:
+                self.stop()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self) -> None:
         """Start the process, and wait until it answers.

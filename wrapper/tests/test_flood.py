@@ -39,7 +39,7 @@ VIEW = LocalView(
         OutputColumn("y", ColumnRef("r", "y"), pa.string()),
     ),
 )
-WIDE = "y" * 2000
+WIDE = "y" * 700
 """Wide enough that a few hundred answers of all rows fill what may wait to leave."""
 RATE = 50
 
