@@ -1,13 +1,16 @@
-"""Fixtures for all tests: one Spark session per run."""
+"""Fixtures for all tests: one Spark session per run, and logging that no test leaves behind."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+
+from cli.logs import StderrHandler
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +27,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command that a test runs in this process sets up logging for it; that ends with the test."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.handlers[:] = [handler for handler in root.handlers if not isinstance(handler, StderrHandler)]
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

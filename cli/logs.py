@@ -94,7 +94,7 @@ def _without_trace(record: logging.LogRecord) -> logging.LogRecord:
     return plain
 
 
-class _Stderr(logging.StreamHandler[TextIO]):
+class StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to what stderr is at that time: who replaced it for a while may have closed it since."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 def configure(level: LogLevel, *, debug: bool, form: LogFormat = LogFormat.TEXT) -> None:
     """Send all records of at least this level to stderr."""
-    handler = _Stderr()
+    handler = StderrHandler()
     handler.setFormatter(_Json(traces=debug) if form is LogFormat.JSON else _OneLine(traces=debug))
     root = logging.getLogger()
     root.handlers[:] = [handler]
