@@ -34,6 +34,7 @@ from algebra.errors import (
 )
 from algebra.expressions import ColumnRef
 from algebra.local_view import Keys, LocalView
+from algebra.position import Position
 from algebra.schema import Catalog
 from protos.convert import local_view_from_proto, now, position_from_proto
 from protos.correlation import log_transactions
@@ -329,53 +330,78 @@ class QueryProcessor:
         return self._stopped.is_set() or session.queue.closed
 
     def _report(self, session: Session, snapshot: Snapshot, observed_at: datetime) -> bool:
-        """Report the next run; whether the snapshot shows more."""
-        if not session.views:
-            return False
-        changes = self._next_run(session, snapshot)
-        if changes is None:
-            return bool(session.views)
+        """Report the next run to each local view; whether the snapshot shows more.
+
+        The furthest behind comes first, together with all that stand where one of its entries ends. Another
+        one may stand inside of an entry: a source that cannot tell its transactions apart gives all that
+        happened since a position as one, and since another position as another. It is asked for by itself.
+        """
+        waiting = dict(session.views)
+        while waiting:
+            after = min(reported.cursor for reported in waiting.values())
+            changes = self._next_run(session, snapshot, waiting, after)
+            if changes is None:
+                if self._is_over(session):
+                    return bool(session.views)
+                waiting = {name: reported for name, reported in waiting.items() if name in session.views}
+                continue
+            end = changes.positions[-1] if changes.more else snapshot.position
+            ends = {after, end, *changes.positions}
+            together = {name: reported for name, reported in waiting.items() if reported.cursor in ends}
+            self._send_run(session, snapshot, together, changes, end, observed_at)
+            if changes.more:
+                return True
+            waiting = {name: reported for name, reported in waiting.items() if name not in together}
+        return False
+
+    def _send_run(
+        self,
+        session: Session,
+        snapshot: Snapshot,
+        views: Mapping[str, ReportedView],
+        changes: Changes,
+        end: Position,
+        observed_at: datetime,
+    ) -> None:
+        """Report a run that ends there to these local views, and how far all have come."""
         deltas: dict[str, DeltaIS] = {}
-        for name, reported in list(session.views.items()):
+        for name, reported in views.items():
             try:
                 deltas[name] = self._updates.delta_is(
                     reported, changes, snapshot, self._backlog.later_changes
                 )
+                reported.cursor = max(reported.cursor, end)
             except DataError as error:
                 self._lose(session, [name], error)
-        end = changes.positions[-1] if changes.more else snapshot.position
-        for reported in session.views.values():
-            reported.cursor = max(reported.cursor, end)
-        session.credit -= session.order.send_update(changes, deltas, end, observed_at)
+        level = min((reported.cursor for reported in session.views.values()), default=end)
+        session.credit -= session.order.send_update(changes, deltas, level, observed_at)
         self.counters.transactions += len(changes.positions)
         self.counters.rows += sum(delta.rows.num_rows for delta in deltas.values())
         log_transactions(log, "reported", self.source, changes.positions)
         if changes.positions:
             self.counters.run_sizes.add(len(changes.positions))
             self._last_sent = time.monotonic()
-        return changes.more
 
-    def _next_run(self, session: Session, snapshot: Snapshot) -> Changes | None:
-        """What happened since the furthest-back cursor; views whose history cannot be read are lost.
+    def _next_run(
+        self, session: Session, snapshot: Snapshot, views: Mapping[str, ReportedView], after: Position
+    ) -> Changes | None:
+        """What happened since the cursor of the furthest behind; if it cannot be read, these are lost.
 
-        None if no view is left, or if the session ended meanwhile.
+        None if that is so, or if the session ended meanwhile.
         """
 
         def is_interrupted() -> bool:
             self._heartbeat(session)
             return self._is_over(session)
 
-        while session.views:
-            views = session.views.values()
-            after = min(reported.cursor for reported in views)
-            relations = {relation for reported in views for relation in reported.view.relations}
-            joined = any(len(reported.view.occurrences) > 1 for reported in views)
-            try:
-                return self._backlog.next_run(
-                    snapshot, after, relations, joined=joined, is_interrupted=is_interrupted
-                )
-            except (ResyncRequiredError, DataError) as error:
-                self._lose(session, [name for name, r in session.views.items() if r.cursor == after], error)
+        relations = {relation for reported in views.values() for relation in reported.view.relations}
+        joined = any(len(reported.view.occurrences) > 1 for reported in views.values())
+        try:
+            return self._backlog.next_run(
+                snapshot, after, relations, joined=joined, is_interrupted=is_interrupted
+            )
+        except (ResyncRequiredError, DataError) as error:
+            self._lose(session, [name for name, reported in views.items() if reported.cursor == after], error)
         return None
 
     @staticmethod
