@@ -392,7 +392,18 @@ def scraped(site: Site, server: str, certificate: Pair | None = None) -> dict[tu
 
 
 def test_metrics_are_served_with_the_servers_own_protection(site: Site) -> None:
-    """Runs after a transaction of shop has become a version of the view."""
+    with SqliteWriter(site.folder / "shop.db") as writer:
+        writer.commit("INSERT INTO orders VALUES (9, 10, 'secret card')")
+        writer.commit("DELETE FROM orders WHERE id = 9")  # as it was, for the other tests
+
+    def shown() -> bool:
+        seen = scraped(site, "mediator")
+        return bool(
+            seen[("lockstep_view_transactions_total", "v")] >= 2
+            and not seen[("lockstep_view_pending_transactions", "v")]
+        )
+
+    assert wait_until(shown, 60)
     mediator = scraped(site, "mediator")
     assert mediator[("lockstep_source_connected", "shop")] == 1
     assert mediator[("lockstep_source_transactions_total", "shop")] >= 1
