@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from algebra.errors import LockstepError
 from algebra.position import Position
 from mediator.state import MediatorState
-from mediator.storage_errors import storage_error
 from mediator.views import MaintainedView
 from mediator.warehouse.reached import Reach
 
@@ -73,8 +72,7 @@ class Acknowledgements:
         try:
             self._state.warehouse.note_reached(reaches)
         except Exception as error:
-            found = storage_error(error, str(self._state.warehouse.root))
-            self._state.storage_failed(found.message if found else f"{type(error).__name__}: {error}")
+            self._state.write_failed(error)
             return False
         self._state.storage_works()
         for view in views:

@@ -284,8 +284,7 @@ class Maintainer:
         try:
             newest = self._state.warehouse.install(installs)
         except Exception as error:
-            found = storage_error(error, str(self._state.warehouse.root))
-            self._state.storage_failed(found.message if found else f"{type(error).__name__}: {error}")
+            self._state.write_failed(error)
             with suppress(Exception):  # else the next attempt begins with it
                 self._state.warehouse.recover()
             for process in processes:

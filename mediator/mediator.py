@@ -35,7 +35,6 @@ from mediator.maintainer import Maintainer
 from mediator.recompute import Recomputer, Verification
 from mediator.reported_views import SourceUpdate
 from mediator.state import MediatorState
-from mediator.storage_errors import storage_error
 from mediator.views import MaintainedView, decomposed, spec_from_json, spec_to_json
 from mediator.warehouse.query import views_in
 from mediator.warehouse.records import StoredView, VersionRow
@@ -196,8 +195,7 @@ class Mediator:
                 log.error("view %s cannot be read anew: %s", view.name, error)
                 view.lost_history = False
             except Exception as error:
-                found = storage_error(error, str(self.warehouse.root))
-                self._state.storage_failed(found.message if found else f"{type(error).__name__}: {error}")
+                self._state.write_failed(error)
 
     def _exists(self, name: str) -> bool:
         return name in self.views or name in self._state.detached or name in self._refused_configured

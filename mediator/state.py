@@ -14,6 +14,7 @@ from algebra.engines.contract import Engine
 from algebra.errors import LockstepError, ResyncRequiredError
 from mediator.channel import SourceChannel
 from mediator.config import MediatorConfig
+from mediator.storage_errors import storage_error
 from mediator.views import MaintainedView
 from mediator.warehouse.warehouse import Warehouse
 from protos.convert import now
@@ -95,6 +96,11 @@ class MediatorState:
         if self.waiting_rows < self.config.umq_rows:
             for channel in self.channels.values():
                 channel.give_back()
+
+    def write_failed(self, error: Exception) -> None:
+        """A write to the warehouse failed, by the disk's fault or another."""
+        found = storage_error(error, str(self.warehouse.root))
+        self.storage_failed(found.message if found else f"{type(error).__name__}: {error}")
 
     def storage_failed(self, problem: str) -> None:
         """Versions cannot be stored: nothing is lost, and they are tried again until they can."""

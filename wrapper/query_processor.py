@@ -346,8 +346,10 @@ class QueryProcessor:
                 waiting = {name: reported for name, reported in waiting.items() if name in session.views}
                 continue
             end = changes.positions[-1] if changes.more else snapshot.position
-            ends = {after, end, *changes.positions}
-            together = {name: reported for name, reported in waiting.items() if reported.cursor in ends}
+            together = waiting
+            if any(reported.cursor != after for reported in waiting.values()):
+                ends = {after, end, *changes.positions}
+                together = {name: reported for name, reported in waiting.items() if reported.cursor in ends}
             self._send_run(session, snapshot, together, changes, end, observed_at)
             if changes.more:
                 return True

@@ -80,8 +80,6 @@ class Reached:
             for view, found in {**self._reaches, **reaches}.items()
             if found and view in living
         }
-        if kept == self._reaches:
-            return
         content = {
             view: {
                 source: [[reach.start.ordinal, reach.start.token], [reach.end.ordinal, reach.end.token]]
