@@ -56,7 +56,7 @@ class SqliteAdapter(Adapter):
         self._path = database_path(config.url)
         self._options = SqliteOptions.of(config)
         self._clock = clock
-        self._limit = RateLimit(self._options.rate_limit)
+        self._limit = RateLimit(self._options.footprint.rate_limit)
         self._session: Session | None = None
         self._seen: int | None = None
         self._woken = threading.Event()
@@ -119,7 +119,8 @@ class SqliteAdapter(Adapter):
             self._seen = view.data_version
             self._in_snapshot = True
         try:
-            yield self._limit.counted(SqliteSnapshot(self.config.name, view, session.marks))
+            timeout = self._options.footprint.statement_timeout
+            yield self._limit.counted(SqliteSnapshot(self.config.name, view, session.marks, timeout))
         finally:
             with self._lock:
                 self._in_snapshot = False

@@ -19,6 +19,11 @@ Every row has a random `nonce`, which becomes a part of the position's token. A 
 backup has the same history up to then; written further, it reaches the same numbers again with other rows,
 and only the nonce tells. The nonce of the last trimmed row is kept beside `trimmed`.
 
+Drift. What happened to a relation while its triggers were gone is in no log. So whoever mends or forgets a
+relation gives the capture another epoch, in the same transaction, by which every position of before is
+refused. Wrong way: *refuse positions before the last row of that moment*, for nothing was logged since, and a
+reader that has followed everything stands exactly there.
+
 Marks of global transactions (see `adapters/global_marks`) go into the same log, under a relation number of
 their own, by a trigger that takes the row out of the marker table again. So a transaction that only has a
 mark is a stretch of the log like any other, and marks are read, resumed and trimmed with it.
@@ -51,6 +56,7 @@ _CREATE_MARK_TRIGGER = (
     f"INSERT INTO {LOG} (rel, op, c0, c1) VALUES ({MARK_ID}, 0, NEW.id, NEW.participants); "
     f"DELETE FROM {MARKER} WHERE rowid = NEW.rowid; END"
 )
+_NEW_EPOCH = "lower(hex(randomblob(8)))"
 _CREATE_META = f"CREATE TABLE {META} (name TEXT PRIMARY KEY NOT NULL, value) WITHOUT ROWID"
 _CREATE_RELATIONS = (
     f"CREATE TABLE {RELATIONS} (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, shape TEXT NOT NULL, "
@@ -62,8 +68,8 @@ _CREATE_RELATIONS = (
 class PreparedRelation:
     """A relation under capture: its number in the log, its columns then, and where its rows begin.
 
-    `reshaped`: it was under capture before, in another shape or with a hole, so that history before
-    `since` does not count.
+    `reshaped`: it was under capture before, in another shape or with a hole, so that history up to `since`
+    does not count. The epoch refuses who comes from there; this is to say which relation it is about.
     """
 
     id: int
@@ -151,6 +157,8 @@ def install_steps(
         return []
     width = max([state.width, _MARK_WIDTH, *(len(tables[name].columns) for name in changed)])
     steps += [*_log_steps(state, width), *marker]
+    if drift:
+        steps += _new_epoch_steps(state)
     next_id = 1 + max((relation.id for relation in state.relations.values()), default=0)
     for number, name in enumerate(changed, next_id):
         known = state.relations.get(name)
@@ -190,9 +198,18 @@ def _log_steps(state: CaptureState, width: int) -> list[str]:
         f"CREATE TABLE {REPLACED} (rel INTEGER, row_key{values}, UNIQUE (rel, row_key))",
         _CREATE_RELATIONS,
         _CREATE_META,
-        f"INSERT INTO {META} VALUES ('epoch', lower(hex(randomblob(8)))), ('trimmed', 0), "
-        "('trimmed_nonce', 0)",
+        f"INSERT INTO {META} VALUES ('epoch', {_NEW_EPOCH}), ('trimmed', 0), ('trimmed_nonce', 0)",
         f"INSERT INTO {LOG} (seq, rel, op, nonce) VALUES (0, 0, 0, 0)",
+    ]
+
+
+def _new_epoch_steps(state: CaptureState) -> list[str]:
+    """Give up the history kept so far; numbers go on, so that positions never go backwards."""
+    newest = f"SELECT {state.nonce} FROM {LOG} ORDER BY seq DESC LIMIT 1"
+    return [
+        f"UPDATE {META} SET value = {_NEW_EPOCH} WHERE name = 'epoch'",
+        f"UPDATE {META} SET value = (SELECT max(seq) FROM {LOG}) WHERE name = 'trimmed'",
+        f"UPDATE {META} SET value = ({newest}) WHERE name = 'trimmed_nonce'",
     ]
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from adapters.options import GivenOptions
-from adapters.rate_limit import Footprint
+from adapters.rate_limit import FOOTPRINT_OPTIONS, Footprint
 from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError
 
 _MEBIBYTE = 1 << 20
-_KNOWN = ("journal", "rate_limit", "replace", "wal_limit_mb")
+_KNOWN = ("journal", "replace", "wal_limit_mb", *FOOTPRINT_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,13 @@ class SqliteOptions:
     `capture_replace` (`replace: capture`, the default; `replace: never` promises that no writer uses
     REPLACE and saves writers the triggers for it). `wal_limit` (`wal_limit_mb`, default 64): the size in
     bytes beyond which writers are held for a moment so that the write-ahead log can start over.
-    `rate_limit`: see `adapters/rate_limit`. There is no statement timeout: statements run in this process,
-    on a snapshot that hinders nobody.
+    `footprint`: the options that all adapters share; the time limit holds for fetches.
     """
 
     switch_to_wal: bool = True
     capture_replace: bool = True
     wal_limit: int = 64 * _MEBIBYTE
-    rate_limit: float = 0.0
+    footprint: Footprint = field(default_factory=Footprint)
 
     @classmethod
     def of(cls, config: SourceConfig) -> SqliteOptions:
@@ -43,5 +42,5 @@ class SqliteOptions:
             switch_to_wal=given.choice("journal", "wal", "keep") == "wal",
             capture_replace=given.choice("replace", "capture", "never") == "capture",
             wal_limit=given.whole("wal_limit_mb", 64, least=1) * _MEBIBYTE,
-            rate_limit=Footprint.of(config).rate_limit,
+            footprint=Footprint.of(config),
         )

@@ -17,7 +17,11 @@ import pyarrow.compute as pc
 
 from adapters.sqlite.connection import Connection, Result
 from adapters.sqlite.types import Codec
+from adapters.statement_limit import UNLIMITED, StatementLimit
 from algebra.errors import DataError, LockstepError
+
+_LEFT_OUT = -1
+"""Stands for the number of a misfit column where the row does not count."""
 
 _MISMATCH = re.compile(r"Type mismatch in column (\d+)")
 
@@ -37,23 +41,41 @@ def read_rows(
     columns: Sequence[ResultColumn],
     tail: str,
     parameters: Sequence[int | float | str] = (),
+    *,
+    holds: str = "",
+    limit: StatementLimit = UNLIMITED,
 ) -> pa.RecordBatchReader:
-    """The rows of `SELECT columns tail`, streamed; a value that does not fit raises DataError."""
+    """The rows of `SELECT columns tail`, streamed; a value that does not fit raises DataError.
+
+    Rows that do not meet `holds` are left out. The driver cannot be interrupted, so the limit is looked at
+    with every batch.
+    """
     sentinels = ", ".join([*(column.codec.sentinel for column in columns), "0"])
-    selected = ", ".join([*(column.codec.select(column.sql) for column in columns), _misfit(columns)])
-    result = connection.query(f"SELECT {sentinels} UNION ALL SELECT {selected} {tail}", parameters)
+    values = [column.codec.select(column.sql) for column in columns]
+    if holds:
+        # What a row that does not count has in it is nobody's concern.
+        values = [f"CASE WHEN {holds} THEN {value} END" for value in values]
+    selected = ", ".join([*values, _misfit(columns, holds)])
+    with limit.working():
+        result = connection.query(f"SELECT {sentinels} UNION ALL SELECT {selected} {tail}", parameters)
     schema = pa.schema([pa.field(column.name, column.codec.arrow) for column in columns])
-    return pa.RecordBatchReader.from_batches(schema, _batches(connection, result, columns, schema))
+    return pa.RecordBatchReader.from_batches(schema, _batches(connection, result, columns, schema, limit))
 
 
-def _misfit(columns: Sequence[ResultColumn]) -> str:
+def _misfit(columns: Sequence[ResultColumn], holds: str) -> str:
     tests = [(number, column.codec.misfit(column.sql)) for number, column in enumerate(columns, 1)]
+    if holds:
+        tests.insert(0, (_LEFT_OUT, f"({holds}) IS NOT TRUE"))
     cases = " ".join(f"WHEN {test} THEN {number}" for number, test in tests if test is not None)
     return f"CASE {cases} ELSE 0 END" if cases else "0"
 
 
 def _batches(
-    connection: Connection, result: Result, columns: Sequence[ResultColumn], schema: pa.Schema
+    connection: Connection,
+    result: Result,
+    columns: Sequence[ResultColumn],
+    schema: pa.Schema,
+    limit: StatementLimit,
 ) -> Iterator[pa.RecordBatch]:
     with result:
         for column, field in zip(columns, result.batches.schema, strict=False):
@@ -62,11 +84,12 @@ def _batches(
         first = True
         while True:
             try:
-                batch = result.batches.read_next_batch()
-            except StopIteration:
-                return
+                with limit.working():
+                    batch = next(result.batches, None)
             except (OSError, pa.ArrowException) as error:
                 raise _driver_error(connection, str(error), columns) from error
+            if batch is None:
+                return
             if first:
                 batch, first = batch.slice(1), False
             if batch.num_rows:
@@ -85,9 +108,12 @@ def _misfit_error(column: ResultColumn) -> DataError:
 
 
 def _decoded(batch: pa.RecordBatch, columns: Sequence[ResultColumn], schema: pa.Schema) -> pa.RecordBatch:
-    misfit = pc.max(batch.column(len(columns))).as_py()
-    if misfit:
+    found = batch.column(len(columns))
+    misfit = pc.max(found).as_py()
+    if misfit > 0:
         raise _misfit_error(columns[misfit - 1])
+    if pc.min(found).as_py() == _LEFT_OUT:
+        batch = batch.filter(pc.equal(found, 0))
     arrays = []
     for column, values in zip(columns, batch.columns, strict=False):
         try:

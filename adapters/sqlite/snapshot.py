@@ -15,6 +15,7 @@ from adapters.sqlite.schema import BaseTable
 from adapters.sqlite.session import ReadView
 from adapters.sqlite.sql import FetchBuilder
 from adapters.sqlite.types import Integer, UncheckedText
+from adapters.statement_limit import StatementLimit
 from algebra.errors import ConfigurationError, PositionTrimmedError, SchemaChangedError
 from algebra.local_view import Keys, LocalView
 from algebra.position import Position
@@ -24,10 +25,10 @@ _SEQ = "_seq"
 
 
 class SqliteSnapshot(Snapshot):
-    """What one read transaction on the source shows."""
+    """What one read transaction on the source shows. `timeout`: seconds that a fetch may work, 0 for ever."""
 
-    def __init__(self, source: str, view: ReadView, marks: CommitMarks) -> None:
-        self._source, self._view, self._marks = source, view, marks
+    def __init__(self, source: str, view: ReadView, marks: CommitMarks, timeout: float) -> None:
+        self._source, self._view, self._marks, self._timeout = source, view, marks, timeout
 
     @property
     def position(self) -> Position:
@@ -63,7 +64,10 @@ class SqliteSnapshot(Snapshot):
         builder = FetchBuilder(query, tables)
         connection = self._view.connection
         select = builder.all_rows() if keys is None else keyed_select(connection, builder, keys)
-        return read_rows(connection, select.columns, select.tail, select.parameters)
+        limit = StatementLimit(self._source, self._timeout)
+        return read_rows(
+            connection, select.columns, select.tail, select.parameters, holds=select.holds, limit=limit
+        )
 
     def _check_capture(self, after: Position) -> None:
         view, where = self._view, f"source {self._source!r}"
@@ -71,10 +75,19 @@ class SqliteSnapshot(Snapshot):
             raise ConfigurationError(f"{where} is not prepared: no capture is installed in it")
         for name, what in view.source.drift.items():
             raise SchemaChangedError(f"relation {self._source}.{name} has to be prepared again: {what}")
-        if epoch_of(after) != view.epoch and (after.token or after.ordinal):
+        is_foreign = epoch_of(after) != view.epoch and (bool(after.token) or after.ordinal > 0)
+        for relation in view.source.capture.relations.values():
+            # At `since` itself two histories meet: the one that was given up then, and the one that began.
+            last_lost = relation.since if is_foreign else relation.since - 1
+            if relation.reshaped and after.ordinal <= last_lost:
+                raise SchemaChangedError(
+                    f"relation {self._source}.{relation.name} was prepared anew at position "
+                    f"{relation.since}; what it was at position {after} cannot be followed"
+                )
+        if is_foreign:
             raise PositionTrimmedError(
-                f"{where}: position {after} belongs to another history (capture was installed anew, or the "
-                "database was replaced)"
+                f"{where}: position {after} belongs to another history (capture was installed anew, a "
+                "relation was lost and prepared again, or the database was replaced)"
             )
         if after.ordinal > view.last:
             raise PositionTrimmedError(
@@ -90,12 +103,6 @@ class SqliteSnapshot(Snapshot):
                 f"{where}: position {after} is of another history than the one that is here; was the "
                 "database restored from a backup and written further?"
             )
-        for relation in view.source.capture.relations.values():
-            if relation.reshaped and after.ordinal < relation.since:
-                raise SchemaChangedError(
-                    f"relation {self._source}.{relation.name} was prepared anew at position "
-                    f"{relation.since}; what it was at position {after} cannot be followed"
-                )
 
     def _nonce(self, ordinal: int) -> int | None:
         """The nonce of that row of the log, which may be the last trimmed one."""

@@ -6,17 +6,14 @@ rightmost leaf page into the write-ahead log (WAL), followed by a frame that is 
 last rowid on that page is the change log's length after that very transaction.
 
 Wrong ways. *Trust whatever lies in the file*: behind the last commit there may be frames of a rolled back
-or unfinished transaction, of an older generation of the log, or half-written ones. *Ask the wal-index
-(`-shm`) how far the log is valid*: opening it would drop this process's locks. *Recompute the checksum of
-every frame*: that is a sequential sum over each byte, seconds of Python for a large log. *Remember frames
-of a transaction that has not committed yet*: its frames may be overwritten after a rollback.
+or unfinished transaction, of an older generation of the log, or half-written ones. *Trust the checksums, by
+which each frame continues the one before it*: a writer that was killed leaves whole transactions that never
+count, and that the next one overwrites only in part.
 
-Chosen way. Frames are chained: each frame's checksum continues that of the frame before it, and a writer
-appends only to a chain it knows to be valid. So if the last commit frame found continues the checksum
-that its predecessor claims, then the whole chain up to it was complete when that frame was written, and
-what is committed is never rewritten within one generation (one pair of salts). Two passes: the first
-finds the last commit frame and verifies it; the second reads, afresh, all frames up to it. At the end the
-header is read again: if a new generation began meanwhile, all is redone.
+Chosen way. The wal-index says how many frames count (`wal_index`); these are never rewritten within one
+generation (one pair of salts). All of them that are new are read. At the end the header is read again: a new
+generation writes it before anything else, so if it is the same, all frames were of this one; else all is
+redone.
 
 A leaf page of the change log is known by its records. Wide rows spill to overflow pages, but the start
 of the record header never does, so the mark is there: the table's first columns always hold the same
@@ -38,6 +35,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from adapters.sqlite.wal_index import Published, WalIndex, checksum
+
 MARK_VALUES = ("x''", "''", "NULL", "x''", "NULL", "''", "''", "x''")
 """What the columns after the change log's rowid hold in every row, as SQL: values without content."""
 
@@ -51,7 +50,6 @@ _PAGE_AND_COMMIT = struct.Struct(">II")
 _MAGIC_LITTLE, _MAGIC_BIG = 0x377F0682, 0x377F0683
 _VERSION = 3007000
 _LEAF_PAGE, _INTERIOR_PAGE = 0x0D, 0x05
-_NO_SALTS = (0, 0)
 _OTHER = -1
 _MAX_DEPTH = 40
 _CHUNK_BYTES = 1 << 20
@@ -65,10 +63,8 @@ UNKNOWN = -2
 class Generation:
     """One run of the WAL from its start: the header that all of its frames refer to."""
 
-    word_format: str
     page_size: int
     salts: tuple[int, int]
-    checksum: tuple[int, int]
 
     @property
     def frame_size(self) -> int:
@@ -101,10 +97,14 @@ class Commits:
 
 
 class WalReader:
-    """Follows one database's WAL, each commit once. Plain file reads: no locks live on this file."""
+    """Follows the WAL of a database that this process has open, each commit once.
+
+    Plain file reads: no locks live on this file.
+    """
 
     def __init__(self, database: Path) -> None:
         self._path = Path(f"{database}-wal")
+        self._index = WalIndex(database)
         self._generation: Generation | None = None
         self._offset = _HEADER.size
         self._was_empty = False
@@ -131,7 +131,7 @@ class WalReader:
         self._tree.learn(edge)
 
     def poll(self, root: LogRoot) -> Commits:
-        """Every commit since the last poll that is completely in the file."""
+        """Every commit since the last poll; a transaction that was open before shows none beyond them."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY)
         except FileNotFoundError:
@@ -144,7 +144,7 @@ class WalReader:
                     return found
         finally:
             os.close(descriptor)
-        # Resets faster than we read: let the next poll find a gap rather than guess here.
+        # Resets faster than we read, or no word of what counts: the next poll finds a gap, rather than guess.
         self.rewind()
         return Commits()
 
@@ -153,9 +153,11 @@ class WalReader:
         if generation is None:
             self._was_empty = True
             return Commits()
+        end = _published_end(descriptor, generation, self._index.published())
         restarted = generation != self._generation
         start = _HEADER.size if restarted else self._offset
-        end = _verified_end(descriptor, generation, start)
+        if end is None or end < start:
+            return None
         consecutive = not restarted or self._directly_before(generation)
         tree = self._tree.copy() if consecutive else _LogTree()
         last_rows = _follow(descriptor, generation, start, end, tree, root)
@@ -187,74 +189,22 @@ def read_generation(descriptor: int) -> Generation | None:
     word_format = "<" if magic == _MAGIC_LITTLE else ">"
     if checksum(word_format, header[:24], (0, 0)) != (sum1, sum2):
         return None
-    return Generation(word_format, page_size, (salt1, salt2), (sum1, sum2))
+    return Generation(page_size, (salt1, salt2))
 
 
-def checksum(word_format: str, content: bytes, before: tuple[int, int]) -> tuple[int, int]:
-    """SQLite's running checksum over more content; `word_format` is '<' or '>' as the header says."""
-    first, second = before
-    words = struct.unpack(f"{word_format}{len(content) // 4}I", content)
-    for even, odd in zip(words[::2], words[1::2], strict=True):
-        first = (first + even + second) & 0xFFFFFFFF
-        second = (second + odd + first) & 0xFFFFFFFF
-    return first, second
-
-
-def _verified_end(descriptor: int, generation: Generation, start: int) -> int:
-    """The end of the last commit frame at or after `start` whose checksum continues the chain.
-
-    Frames are written in order, so those of this generation are followed by those of older ones. Some have
-    no salts: a transaction that rewrites a page it has spilled leaves out salts and checksums until it
-    commits, and some releases of SQLite (3.40.1 for one) forget a few for good after ROLLBACK TO. A border
-    between frames that may be of this generation and others is found by bisection. It never lies before
-    the last commit, and from there it is usually one step back to a complete one.
-    """
-    size = generation.frame_size
-    low, high = 0, (os.fstat(descriptor).st_size - start) // size
-    while low < high:
-        middle = (low + high) // 2
-        if _frame(descriptor, start + middle * size).salts in (generation.salts, _NO_SALTS):
-            low = middle + 1
-        else:
-            high = middle
-    for offset in range(start + (low - 1) * size, start - 1, -size):
-        frame = _frame(descriptor, offset)
-        if (
-            frame.is_commit
-            and frame.salts == generation.salts
-            and _continues_chain(descriptor, generation, offset)
-        ):
-            return offset + size
-    return start
-
-
-@dataclass(frozen=True)
-class _Frame:
-    is_commit: bool
-    salts: tuple[int, int]
-    checksum: tuple[int, int]
-
-
-def _frame(descriptor: int, offset: int) -> _Frame:
-    header = os.pread(descriptor, _FRAME.size, offset)
-    return _parse_frame(header if len(header) == _FRAME.size else bytes(_FRAME.size))
-
-
-def _parse_frame(header: bytes) -> _Frame:
-    _, pages_after_commit, salt1, salt2, sum1, sum2 = _FRAME.unpack_from(header)
-    return _Frame(pages_after_commit != 0, (salt1, salt2), (sum1, sum2))
-
-
-def _continues_chain(descriptor: int, generation: Generation, offset: int) -> bool:
-    before = generation.checksum
-    if offset > _HEADER.size:
-        before = _frame(descriptor, offset - generation.frame_size).checksum
-    frame = os.pread(descriptor, generation.frame_size, offset)
-    if len(frame) < generation.frame_size:
-        return False
-    of_header = checksum(generation.word_format, frame[:8], before)
-    of_frame = checksum(generation.word_format, frame[_FRAME.size :], of_header)
-    return of_frame == _parse_frame(frame).checksum
+def _published_end(descriptor: int, generation: Generation, published: Published | None) -> int | None:
+    """Where the frames that count end; None if that is not said, or said of another generation or file."""
+    if published is None or published.salts != generation.salts:
+        return None
+    end = _HEADER.size + published.frames * generation.frame_size
+    if published.frames:
+        frame = os.pread(descriptor, _FRAME.size, end - generation.frame_size)
+        if len(frame) < _FRAME.size:
+            return None
+        _, pages_after_commit, *salts, sum1, sum2 = _FRAME.unpack(frame)
+        if not pages_after_commit or tuple(salts) != generation.salts or (sum1, sum2) != published.checksum:
+            return None
+    return end
 
 
 class _LogTree:

@@ -22,8 +22,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from adapters.conformance import (
+    Disturbance,
     DropColumn,
     Harness,
+    LoseCapture,
     Quirks,
     RetypeColumn,
     SchemaChange,
@@ -32,6 +34,7 @@ from adapters.conformance import (
     Writer,
     alter_table,
     altered,
+    disturb_table,
     in_process,
 )
 from adapters.spi import Adapter, SourceConfig
@@ -191,6 +194,15 @@ class SqliteHarness(Harness):
             )
         else:
             elsewhere(self.path, [alter_table(change, quote, DECLARED)])
+
+    def disturb(self, disturbance: Disturbance) -> None:
+        if isinstance(disturbance, LoseCapture):
+            condition = f"type = 'trigger' AND tbl_name = '{disturbance.table.name}'"
+            triggers = elsewhere(self.path, [f"SELECT name FROM sqlite_schema WHERE {condition}"])
+            statements = [f"DROP TRIGGER {quote(name)}" for (name,) in triggers]
+        else:
+            statements = disturb_table(disturbance, quote, create_table, truncate="DELETE FROM")
+        elsewhere(self.path, ["BEGIN", *statements, "COMMIT"])
 
     def history_size(self) -> int:
         return int(elsewhere(self.path, [f"SELECT count(*) FROM {LOG}"])[0][0])

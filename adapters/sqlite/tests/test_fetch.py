@@ -19,7 +19,7 @@ from adapters.sqlite.rows import read_rows
 from adapters.sqlite.schema import read_tables
 from adapters.sqlite.sql import FetchBuilder
 from adapters.sqlite.tests.support import Writer, adapter_on, bag, fetch, view_of
-from algebra.errors import RefusedError, SchemaChangedError
+from algebra.errors import RefusedError, SchemaChangedError, SourceUnavailableError
 from algebra.expressions import Call, ColumnRef, Expression, Literal, Operator
 from algebra.local_view import Keys, LocalView
 
@@ -99,7 +99,8 @@ def all_ways(path: Path, query: LocalView, keys: dict[str, pa.Array]) -> Iterato
         builder = FetchBuilder(query, read_tables(connection))
         first = builder.key_columns(wanted)[0].occurrence
         for select in (builder.by_key(wanted, first), builder.by_scan(wanted)):
-            yield bag(read_rows(connection, select.columns, select.tail, select.parameters).read_all())
+            reader = read_rows(connection, select.columns, select.tail, select.parameters, holds=select.holds)
+            yield bag(reader.read_all())
 
 
 @contextmanager
@@ -288,3 +289,38 @@ def test_large_results_come_in_batches(path: Path, writer: Writer) -> None:
             next(iter(snapshot.fetch(query)))
         writer("DELETE FROM t WHERE i > 1")
         assert fetch(adapter, query).num_rows == 1
+
+
+def thousand_rows(path: Path, writer: Writer) -> None:
+    writer(
+        "CREATE TABLE t (i INTEGER PRIMARY KEY, v INTEGER)",
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000) "
+        "INSERT INTO t SELECT i, i FROM n",
+    )
+
+
+@pytest.mark.parametrize("keys", [None, {"a": pa.array([5000]), "d": pa.array([5000])}], ids=["all", "keys"])
+def test_a_product_without_end_is_given_up(
+    path: Path, writer: Writer, keys: dict[str, pa.Array] | None
+) -> None:
+    """Four times a thousand rows, multiplied, of which all or none are asked for."""
+    thousand_rows(path, writer)
+    with adapter_on(path, statement_timeout=0.2) as adapter:
+        aliases = dict.fromkeys("abcd", "t")
+        query = view_of(adapter, aliases, {alias: (alias, "v") for alias in aliases})
+        wanted = None if keys is None else Keys(tuple(keys), pa.table(keys))
+        with adapter.snapshot() as snapshot, pytest.raises(SourceUnavailableError, match="statement_timeout"):
+            sum(batch.num_rows for batch in snapshot.fetch(query, wanted))
+        # The source is none the worse for it.
+        assert fetch(adapter, view_of(adapter, {"t": "t"})).num_rows == 1000
+
+
+def test_keys_of_a_product_pick_what_they_name(path: Path, writer: Writer) -> None:
+    """Also where the test of keys lets some rows pass that only show how time goes by."""
+    thousand_rows(path, writer)
+    writer("UPDATE t SET v = 'no number' WHERE i > 500")
+    with adapter_on(path, statement_timeout=0) as adapter:
+        query = view_of(adapter, {"a": "t", "b": "t"}, {"a": ("a", "v"), "b": ("b", "v")})
+        wanted = {"a": pa.array([1, 2, 5000]), "b": pa.array([7, 8, 9])}
+        for found in all_ways(path, query, wanted):
+            assert found == {(1, 7): 1, (2, 8): 1}

@@ -156,13 +156,16 @@ def test_a_changed_relation_is_named_and_can_be_prepared_again(path: Path, write
         ):
             changes(adapter, at)
         writer("INSERT INTO t VALUES (2, 'y', 3)")
+        newest = position(adapter)
         adapter.prepare(["u"])
+        resumed = position(adapter)
         writer("INSERT INTO t VALUES (3, 'z', 4)")
-        with pytest.raises(SchemaChangedError, match="prepared anew"):
-            changes(adapter, at)
+        for lost in (at, newest):
+            with pytest.raises(SchemaChangedError, match="prepared anew"):
+                changes(adapter, lost)
         with adapter.snapshot() as snapshot:
             assert snapshot.position.ordinal == at.ordinal + 2
-        resumed = Position(at.ordinal + 1, at.token.partition(":")[0])
+        assert resumed.ordinal == newest.ordinal == at.ordinal + 1
         assert deltas(changes(adapter, resumed)) == [{"t": {(3, "z", 4): 1}}]
 
 
@@ -186,6 +189,57 @@ def test_drift_of_every_kind_is_noticed(path: Path, writer: Writer, change: str,
         at = position(adapter)
         writer("INSERT INTO u VALUES (1)")
         assert deltas(changes(adapter, at)) == [{"u": {(1,): 1}}]
+
+
+REBUILT = (
+    "CREATE TABLE t2 (a INTEGER PRIMARY KEY, b TEXT)",
+    "INSERT INTO t2 SELECT * FROM t",
+    "DROP TABLE t",
+    "ALTER TABLE t2 RENAME TO t",
+    "INSERT INTO t VALUES (9, 'in no log')",
+)
+
+
+@pytest.mark.parametrize("logged", [0, 1])
+def test_what_a_rebuilt_table_lost_is_lost_also_to_a_reader_at_the_end(
+    path: Path, writer: Writer, logged: int
+) -> None:
+    """Prepare mends it, also when nobody has noticed it before."""
+    with captured(path, writer, T, "CREATE TABLE u (x INT)") as adapter:
+        for _ in range(logged):
+            writer("INSERT INTO t VALUES (1, 'x')")
+        at = position(adapter)
+        assert len(changes(adapter, at)) == 0
+    writer(*REBUILT)
+    with adapter_on(path) as adapter:
+        assert adapter.prepare(["u"])
+        with pytest.raises(SchemaChangedError, match=f"t was prepared anew at position {logged}"):
+            changes(adapter, at)
+        again = position(adapter)
+        assert adapter.prepare(["t", "u"]) == []
+        writer("DELETE FROM t WHERE a = 9")
+        assert deltas(changes(adapter, again)) == [{"t": {(9, "in no log"): -1}}]
+
+
+def test_a_table_that_was_gone_is_not_taken_for_the_one_of_before(path: Path, writer: Writer) -> None:
+    """Another relation is prepared meanwhile, by which the one that is gone is forgotten."""
+    with captured(path, writer, T, "CREATE TABLE u (x INT)") as follower:
+        writer("INSERT INTO t VALUES (1, 'x')")
+        at = position(follower)
+        writer("DROP TABLE t")
+        with adapter_on(path) as other:
+            other.prepare(["u"])
+            known = position(other)
+        writer("INSERT INTO u VALUES (1)", T)
+        for again in ([], ["t"]):
+            follower.prepare(again)
+            with pytest.raises(PositionTrimmedError, match="a relation was lost and prepared again"):
+                changes(follower, at)
+            with pytest.raises(PositionTrimmedError):
+                changes(follower, ORIGIN)
+        # A relation that is new to everybody who is still there costs nobody the place.
+        writer("INSERT INTO t VALUES (2, 'y')")
+        assert deltas(changes(follower, known)) == [{"u": {(1,): 1}}, {"t": {(2, "y"): 1}}]
 
 
 def test_an_index_or_a_new_table_is_no_drift(path: Path, writer: Writer) -> None:
