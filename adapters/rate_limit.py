@@ -38,8 +38,9 @@ DEFAULT_STATEMENT_TIMEOUT = 300.0
 class Footprint:
     """The common options that protect a source.
 
-    `statement_timeout`: seconds after which the source ends a statement of ours; 0 means never. The adapter
-    has the source itself keep the time, and reports a statement that was ended as SourceUnavailableError.
+    `statement_timeout`: seconds after which a statement of ours is ended; 0 means never. The adapter has the
+    source itself keep the time, or does so itself (`adapters/statement_limit`) where statements run in this
+    process; a statement that was ended is a SourceUnavailableError.
     `rate_limit`: statements per second, over time; 0 means no limit.
     """
 

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
+import numpy as np
 import pyarrow as pa
 
 from algebra.consistency import Boundaries, Level, source_bounds
@@ -132,6 +133,24 @@ class Changes:
                 if rows.num_rows:
                     deltas[relation] = Delta(rows)
             yield SourceTransaction(position, deltas, index in self.batched, self.part_of.get(index))
+
+    def part(self, first: int, end: int) -> Changes:
+        """The transactions from index `first` up to, not including, `end`, as a run of their own."""
+        tables: dict[str, pa.Table] = {}
+        for relation, table in self.tables.items():
+            numbers = table[TRANSACTION].to_numpy()
+            begin, stop = np.searchsorted(numbers, [first, end])
+            if begin < stop:
+                own = pa.array(numbers[begin:stop] - first, pa.int32())
+                place = table.column_names.index(TRANSACTION)
+                tables[relation] = table.slice(begin, stop - begin).set_column(place, TRANSACTION, own)
+        return Changes(
+            self.positions[first:end],
+            tables,
+            frozenset(index - first for index in self.batched if first <= index < end),
+            {index - first: mark for index, mark in self.part_of.items() if first <= index < end},
+            self.more or end < len(self),
+        )
 
     @classmethod
     def of(cls, transactions: Iterable[SourceTransaction]) -> Changes:

@@ -6,6 +6,16 @@ Tests: `TestMine = conformance_tests(MyHarness)`. A live source, without writing
 from adapters.conformance.case import Case, CaseFailure, CaseSkipped, run_case
 from adapters.conformance.cases import CASES, cases_for
 from adapters.conformance.check import CheckResult, check_source
+from adapters.conformance.disturbance import (
+    CreateTable,
+    Disturbance,
+    DropTable,
+    LoseCapture,
+    RebuildTable,
+    TruncateTable,
+    disturb_table,
+    keeps,
+)
 from adapters.conformance.harness import Harness, Quirks, Stored, Writer
 from adapters.conformance.operations import (
     Delete,
@@ -46,17 +56,22 @@ __all__ = [
     "CaseFailure",
     "CaseSkipped",
     "CheckResult",
+    "CreateTable",
     "Delete",
+    "Disturbance",
     "DropColumn",
+    "DropTable",
     "Empty",
     "Fill",
     "Harness",
     "Insert",
+    "LoseCapture",
     "Mark",
     "Operation",
     "Overwrite",
     "Quirks",
     "Raise",
+    "RebuildTable",
     "RenameTable",
     "RetypeColumn",
     "RollbackTo",
@@ -68,6 +83,7 @@ __all__ = [
     "SqlWriter",
     "Stored",
     "Transaction",
+    "TruncateTable",
     "Update",
     "Writer",
     "alter_table",
@@ -75,7 +91,9 @@ __all__ = [
     "cases_for",
     "check_source",
     "conformance_tests",
+    "disturb_table",
     "effective",
     "in_process",
+    "keeps",
     "run_case",
 ]

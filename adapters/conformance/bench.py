@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from adapters.conformance.case import CaseSkipped, fail
+from adapters.conformance.disturbance import Disturbance
 from adapters.conformance.evaluation import evaluate
 from adapters.conformance.harness import Harness, Writer
 from adapters.conformance.model import Bag, Change, Model, difference, difference_of_changes, sum_changes
@@ -67,6 +69,11 @@ class Bench:
         self._catalog = None
         return self._adapter
 
+    def shut(self) -> None:
+        """Close the adapter, as when its wrapper is down; `open` opens another."""
+        self.adapter.close()
+        self._adapter = None
+
     @property
     def adapter(self) -> Adapter:
         assert self._adapter is not None, "the case has not created its source"
@@ -112,6 +119,21 @@ class Bench:
         self.patiently(lambda: self.harness.alter(change))
         self.model.alter(change)
         self.truth.clear()
+
+    def disturb(self, *disturbances: Disturbance) -> None:
+        """Let these happen; what they did to rows, together, is a transaction of the truth."""
+        for kind in (disturbance.kind for disturbance in disturbances):
+            reason = self.quirks.no_disturbance.get(kind)
+            if reason:
+                raise CaseSkipped(f"no {kind}: {reason}")
+        self.drop_writers()
+        changes = []
+        for disturbance in disturbances:
+            self.patiently(functools.partial(self.harness.disturb, disturbance))
+            changes.append(self.model.disturb(disturbance))
+        change = sum_changes(changes)
+        if change:
+            self.truth.append(change)
 
     def drop_writers(self) -> None:
         """Let go of all writers, whatever state they are in; the next ones are new."""

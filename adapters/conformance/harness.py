@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from adapters.conformance.disturbance import Disturbance
 from adapters.conformance.operations import Operation, Transaction
 from adapters.conformance.samples import Sample
 from adapters.conformance.schema_change import SchemaChange
@@ -51,7 +52,8 @@ class Quirks:
     What a source has not, each with the reason: `no_overwrite` (a statement that overwrites a row),
     `no_savepoints`, `no_restart` (it is no server), `no_disconnect` (an adapter keeps no connection that
     could be cut), `no_rights` (nobody can be refused anything), `no_trimming` (acknowledged history is not
-    the adapter's to delete), `no_drift` (kind of schema change -> reason).
+    the adapter's to delete), `no_drift` (kind of schema change -> reason),
+    `no_disturbance` (kind of disturbance -> reason).
     """
 
     stored: Mapping[pa.DataType, Stored] = field(default_factory=dict)
@@ -72,6 +74,7 @@ class Quirks:
     no_rights: str = ""
     no_trimming: str = ""
     no_drift: Mapping[str, str] = field(default_factory=dict)
+    no_disturbance: Mapping[str, str] = field(default_factory=dict)
     skips: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -167,6 +170,13 @@ class Harness(ABC):
         `schema_change.altered` gives the tables after it, `schema_change.alter_table` the usual statement.
         """
         raise _missing("alter", f"no_drift[{change.kind!r}]")
+
+    def disturb(self, disturbance: Disturbance) -> None:
+        """Do to the source, as its owner would, what capture may not see.
+
+        `disturb_table` gives the usual statements. Rights that went with a table are granted again.
+        """
+        raise _missing("disturb", f"no_disturbance[{disturbance.kind!r}]")
 
     def without_right(self, right: str) -> Adapter:
         """An adapter for a user that has every right but this one of `rights`."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from adapters.conformance.disturbance import Disturbance, DropTable, keeps
 from adapters.conformance.harness import Quirks
 from adapters.conformance.operations import (
     Delete,
@@ -150,6 +151,18 @@ class Model:
                 pass
         self.tables = {table.name: table for table in altered(tuple(self.tables.values()), change)}
         self.contents[name] = rows
+
+    def disturb(self, disturbance: Disturbance) -> Change:
+        """Let it happen; returns what it did to the rows."""
+        table = disturbance.table
+        before = self.contents.pop(table.name, Counter())
+        self.tables[table.name] = table
+        kept = Counter({row: n for row, n in before.items() if keeps(disturbance, row)})
+        self.contents[table.name] = kept
+        if isinstance(disturbance, DropTable):
+            del self.tables[table.name], self.contents[table.name]
+        lost = plus(kept, Counter({row: -n for row, n in before.items()}))
+        return {table.name: lost} if lost else {}
 
     def _effect(self, operation: RowOperation, before: Sequence[Change]) -> Change:
         if isinstance(operation, Mark):

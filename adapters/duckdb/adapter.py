@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,11 +41,13 @@ class DuckDBSnapshot(Snapshot):
         connection: duckdb.DuckDBPyConnection,
         tables: SourceTables,
         history: History,
+        timeout: float,
         check: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._tables = tables
         self._history = history
+        self._timeout = timeout
         self._check = check
         self._fetches: list[Fetch] = []
 
@@ -62,7 +65,7 @@ class DuckDBSnapshot(Snapshot):
     def fetch(self, query: LocalView, keys: Keys | None = None) -> pa.RecordBatchReader:
         present = [name for name in query.relations if name in self._tables.relations]
         query.check(self._tables.catalog(present))
-        fetch = Fetch(self._connection, self._tables.relations, query, keys, self._check)
+        fetch = Fetch(self._connection, self._tables.relations, query, keys, self._timeout, self._check)
         self._fetches.append(fetch)
         return fetch.reader()
 
@@ -92,7 +95,7 @@ class DuckDBAdapter(Adapter):
         self._watch = FileWatch(self._options.path, clock)
         self._reader = CatalogReader(config.name, self._options.exclude)
         self._clock = clock
-        self._limit = RateLimit(self._options.rate_limit)
+        self._limit = RateLimit(self._options.footprint.rate_limit)
         self._seen: Signature | None = None
         self._left_at = -BREATHER
         policy = TrimPolicy(
@@ -149,7 +152,9 @@ class DuckDBAdapter(Adapter):
                 known = held if held == signature else None
                 history = stack.enter_context(self._capture.history(connection, tables, known))
             self._seen = signature
-            snapshot = DuckDBSnapshot(connection, tables, history, lambda: self._check_held(held))
+            timeout = self._options.footprint.statement_timeout
+            check = functools.partial(self._check_held, held)
+            snapshot = DuckDBSnapshot(connection, tables, history, timeout, check)
             stack.callback(snapshot.close)
             try:
                 yield self._limit.counted(snapshot)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from adapters.options import GivenOptions
-from adapters.rate_limit import Footprint
+from adapters.rate_limit import FOOTPRINT_OPTIONS, Footprint
 from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError
 
@@ -23,8 +23,8 @@ class Options:
     that its owner holds open; 0 tries once. `exclude`: columns (`relation.column`) that are not shown.
     `trim`: whether acknowledged history is deleted from the source. `trim_entries`, `trim_seconds`: a trim
     happens once so many log entries are acknowledged, or so long after the last one; 0 means at once.
-    `rate_limit`: see `adapters/rate_limit`; statements run in this process, so there is no timeout for them.
-    `shadow`: the file that keeps the state and the differences of `diff` capture.
+    `footprint`: the options that all adapters share; the time limit holds for fetches.
+    `shadow`: the folder that keeps the state and the differences of `diff` capture.
     """
 
     path: Path
@@ -35,7 +35,7 @@ class Options:
     trim: bool = True
     trim_entries: int = 10_000
     trim_seconds: float = 60.0
-    rate_limit: float = 0.0
+    footprint: Footprint = field(default_factory=Footprint)
 
 
 def parse(config: SourceConfig) -> Options:
@@ -50,10 +50,9 @@ def parse(config: SourceConfig) -> Options:
     if capture not in (TRIGGER, DIFF):
         raise ConfigurationError(f"source {config.name!r}: capture {capture!r} is not {TRIGGER} or {DIFF}")
     given = GivenOptions.of(config)
-    given.refuse_unknown(
-        {field.name for field in fields(Options)} - {"path", "capture"}, "a duckdb source has"
-    )
-    default_shadow = path.with_name(path.name + ".lockstep-shadow.duckdb")
+    known = {field.name for field in fields(Options)} - {"path", "capture", "footprint"}
+    given.refuse_unknown(known | set(FOOTPRINT_OPTIONS), "a duckdb source has")
+    default_shadow = path.with_name(path.name + ".lockstep-shadow")
     return Options(
         path=path,
         capture=capture,
@@ -63,5 +62,5 @@ def parse(config: SourceConfig) -> Options:
         trim=given.flag("trim", True),
         trim_entries=given.whole("trim_entries", 10_000),
         trim_seconds=given.seconds("trim_seconds", 60.0),
-        rate_limit=Footprint.of(config).rate_limit,
+        footprint=Footprint.of(config),
     )

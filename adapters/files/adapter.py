@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import duckdb
@@ -103,15 +102,14 @@ class FilesAdapter(Adapter):
         self._clock = clock
         self._folder = Folder(config.name, options)
         self._memory = Memory()
-        spill = Path(f"{options.shadow}.tmp")
-        self._engine = Engine(config.name, clock, memory_limit=options.memory_limit, spill=spill)
+        self._engine = Engine(config.name, clock, memory_limit=options.memory_limit)
         policy = TrimPolicy(
             clock, trim=options.trim, entries=options.trim_entries, seconds=options.trim_seconds
         )
         self._shadow = Shadow(self._engine, options.shadow, policy)
         self._quarantine = QuarantineFile(config.name, options.quarantine)
         self._watch = FolderWatch(options.folder, options.poll_seconds, clock, reports=reports)
-        self._limit = RateLimit(options.rate_limit)
+        self._limit = RateLimit(options.footprint.rate_limit)
         self._seen: tuple[str, int] | None = None
         """The signature of the state that was shown last, and the time from which on it can be trusted."""
         self._refused: tuple[tuple[tuple[str, str], ...], DataError] | None = None
@@ -231,6 +229,7 @@ class FilesAdapter(Adapter):
             Catalog(self.config.name, schemas),
             drifted,
             lambda relation: _Unprepared(self.config.name, state.rows(relation)),
+            self._options.footprint.statement_timeout,
         )
 
     def _is_shown(self, held: OpenShadow, state: FolderState) -> bool:
@@ -283,7 +282,8 @@ class FilesAdapter(Adapter):
         def read(relation: str) -> Extent:
             raise SourceUnavailableError(f"source {self.config.name!r}: the files are being changed")
 
-        return ShadowSnapshot(held, Catalog(self.config.name, _schemas(held)), {}, read)
+        timeout = self._options.footprint.statement_timeout
+        return ShadowSnapshot(held, Catalog(self.config.name, _schemas(held)), {}, read, timeout)
 
     def _wait_for_absent(self, state: FolderState, relations: Mapping[str, Kept]) -> None:
         """A prepared relation without its file may be about to be replaced: look again, for a while."""

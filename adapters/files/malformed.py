@@ -12,6 +12,7 @@ from pathlib import Path
 
 from adapters.files.options import QUARANTINE
 from algebra.errors import DataError
+from algebra.private_files import private
 
 RAW_LIMIT = 10_000
 """Characters of a malformed row that are kept."""
@@ -109,7 +110,8 @@ class QuarantineFile:
             return
         text = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in after)
         temporary = self.path.with_name(self.path.name + ".new")
-        temporary.write_text(text, "utf-8", errors="backslashreplace")
+        with open(temporary, "w", encoding="utf-8", errors="backslashreplace", opener=private) as file:
+            file.write(text)
         os.replace(temporary, self.path)
 
     def files(self) -> list[Path]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from adapters.files.types import named_type
 from adapters.options import GivenOptions
-from adapters.rate_limit import Footprint
+from adapters.rate_limit import FOOTPRINT_OPTIONS, Footprint
 from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError
 
@@ -71,13 +71,13 @@ class Options:
     `folder`: where the files are. `relations`: those that are configured by name. `discover`: whether every
     other supported file is a relation too. `defaults`: for these. `commit_file`: a file in the folder whose
     owner removes it before files are changed and writes it anew when all are; None: every change counts.
-    `patience`: seconds that an unfinished or changing file is waited for. `shadow`: the file that keeps the
+    `patience`: seconds that an unfinished or changing file is waited for. `shadow`: the folder that keeps the
     state and the differences. `quarantine`: the file that tells the rows that were left out.
     `quarantine_limit`: with more of them, the files are refused after all. `max_line_mb`: a longer line is
     an error. `poll_seconds`: how often the folder is looked at where the system does not report changes.
     `trim`, `trim_entries`, `trim_seconds`: when acknowledged history is deleted from the shadow.
-    `rate_limit`: relations that are read per second, over time; 0 means no limit.
-    `memory_limit`: what a comparison keeps in memory; beyond it, it spills to a folder beside the shadow.
+    `footprint`: the options that all adapters share: relations that are read per second, seconds for a fetch.
+    `memory_limit`: what a comparison keeps in memory; beyond it, it spills to a temporary folder.
     """
 
     folder: Path
@@ -95,10 +95,10 @@ class Options:
     trim_entries: int = 1000
     trim_seconds: float = 60.0
     memory_limit: str = "1GiB"
-    rate_limit: float = 0.0
+    footprint: Footprint = field(default_factory=Footprint)
 
 
-_DERIVED = ("folder", "defaults")
+_DERIVED = ("folder", "defaults", "footprint")
 _OWN = tuple(f.name for f in fields(Options) if f.name not in _DERIVED)
 _PER_RELATION = tuple(f.name for f in fields(RelationOptions))
 _SHARED = tuple(name for name in _PER_RELATION if name not in ("path", "columns", "key", "sheet", "exclude"))
@@ -112,14 +112,14 @@ def parse(config: SourceConfig) -> Options:
             f"source {config.name!r}: capture {config.capture!r} is unknown for files; it has: diff"
         )
     given = GivenOptions.of(config)
-    given.refuse_unknown((*_OWN, *_SHARED))
+    given.refuse_unknown((*_OWN, *_SHARED, *FOOTPRINT_OPTIONS))
     defaults = _relation(given, RelationOptions(), _SHARED)
     relations = {}
     for name, settings in _settings(given, "relations").items():
         inner = GivenOptions(f"source {config.name!r}, relation {name!r}", settings)
         inner.refuse_unknown(_PER_RELATION)
         relations[name] = _relation(inner, defaults, _PER_RELATION)
-    shadow = Path(given.text("shadow", str(folder.with_name(folder.name + ".lockstep-shadow.duckdb"))))
+    shadow = Path(given.text("shadow", str(folder.with_name(folder.name + ".lockstep-shadow"))))
     return Options(
         folder=folder,
         shadow=_outside(config, folder, "shadow", shadow),
@@ -127,7 +127,7 @@ def parse(config: SourceConfig) -> Options:
             config,
             folder,
             "quarantine",
-            Path(given.text("quarantine", str(shadow.with_suffix(".quarantine.jsonl")))),
+            Path(given.text("quarantine", f"{shadow}.quarantine.jsonl")),
         ),
         relations=relations,
         defaults=defaults,
@@ -141,7 +141,7 @@ def parse(config: SourceConfig) -> Options:
         trim_entries=given.whole("trim_entries", 1000),
         trim_seconds=given.number("trim_seconds", 60.0),
         memory_limit=_size(given),
-        rate_limit=Footprint.of(config).rate_limit,
+        footprint=Footprint.of(config),
     )
 
 

@@ -15,7 +15,7 @@ from adapters.mariadb import log_capture, trigger_capture
 from adapters.mariadb.catalog import CatalogReader, SourceTable, SourceTables
 from adapters.mariadb.connection import Connection
 from adapters.mariadb.fetch import batches, select_of
-from adapters.mariadb.history import Capture, History
+from adapters.mariadb.history import Capture, Followed, History
 from adapters.mariadb.log_capture import LogCapture
 from adapters.mariadb.options import LOG, TRIGGER, Options, parse
 from adapters.mariadb.trigger_capture import TriggerCapture
@@ -96,7 +96,7 @@ class MariaDBAdapter(Adapter):
             config.name, server.database, self._options.exclude, booleans=self._options.booleans
         )
         make = LogCapture if self._options.capture == LOG else TriggerCapture
-        self._capture: Capture = make(config.name, self._options, self._reader.read, clock)
+        self._capture: Capture = make(Followed(config.name, self._options, self._reader.read, clock))
         self._connection: Connection | None = None
         self._woken = threading.Event()
         self._lock = threading.RLock()
@@ -146,8 +146,14 @@ class MariaDBAdapter(Adapter):
 
     def _take(self, connection: Connection, steps: Sequence[str]) -> None:
         self._capture.close()
-        for step in steps:
-            connection.execute(step)
+        try:
+            for step in steps:
+                connection.execute(step)
+        except BaseException:
+            # Some steps make one transaction, and to begin another would commit what there is of it.
+            with suppress(LockstepError):
+                connection.execute("ROLLBACK")
+            raise
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:

@@ -36,7 +36,7 @@ from pymysqlreplication.event import (
 )
 from pymysqlreplication.row_event import DeleteRowsEvent, TableMapEvent, UpdateRowsEvent, WriteRowsEvent
 
-from adapters.mariadb.connection import connect_arguments, failure, translated
+from adapters.mariadb.connection import connect_arguments, failure, opened, translated
 from adapters.mariadb.options import Options
 from algebra.errors import PositionTrimmedError, ResyncRequiredError, SourceUnavailableError
 
@@ -49,7 +49,8 @@ _EVENTS = [
     MariadbGtidListEvent, NotImplementedEvent, QueryEvent, RotateEvent, StopEvent, XAPrepareEvent, XidEvent,
     DeleteRowsEvent, TableMapEvent, UpdateRowsEvent, WriteRowsEvent,
 ]  # fmt: skip
-_SILENCE = 60
+SILENCE_SECONDS = 60.0
+"""The stream is never read beyond what the server has: it has to say something."""
 _GONE = 1236
 _TOO_LARGE = "max_allowed_packet"
 _INCIDENT = 26
@@ -111,8 +112,7 @@ class Stream:
         self._left = 2
         self._open: list[Any] = []
         arguments = connect_arguments(options)
-        # Never read beyond what the server has: a longer silence is a connection that nobody ended.
-        arguments["read_timeout"] = _SILENCE
+        arguments["read_timeout"] = SILENCE_SECONDS
         self._reader = BinLogStreamReader(
             connection_settings=arguments,
             # A server drops the older of two readers that have one id.
@@ -133,7 +133,7 @@ class Stream:
         if not self._left:
             raise SourceUnavailableError(f"source {self.source!r}: the connection to its binlog was lost")
         self._left -= 1
-        self._open.append(pymysql.connect(**arguments))
+        self._open.append(opened(arguments))
         return self._open[-1]
 
     @property

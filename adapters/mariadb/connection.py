@@ -3,13 +3,18 @@
 Sessions run in UTC, and with a `sql_mode` of our own: how text is quoted and what a zero date is must not
 depend on the server's defaults. Values are handed to PyMySQL as parameters, which escapes them for the
 session's character set (utf8mb4).
+
+A server may vanish without a word: the host is gone, or something between forgot the connection. The first is
+noticed by keepalives after about half a minute. The second looks like a server that thinks for long; it is
+given up when it has said nothing for longer than a statement may take.
 """
 
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +33,10 @@ LOCK_SECONDS = 10
 """How long a lock is waited for. A change of a schema that waits holds up everybody behind it."""
 SLOT = "\0"
 """Stands for a parameter in the statements of `packets`: no name can hold this character."""
+GRACE_SECONDS = 30.0
+"""How much longer than a statement may take the server may say nothing: it is to end the statement itself."""
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+"""PyMySQL asks for keepalives, but for the system's own, which begin after hours."""
 _OLDEST = (10, 6)
 _REFUSED = {1044, 1045, 1142, 1143, 1227, 1370, 1419, 1698, 1410}
 """Not allowed: to log in, to use a database, a command, a column, a routine."""
@@ -50,7 +59,7 @@ class Connection:
         self._rate = limit or RateLimit(0)
         with translated(source):
             # Typed as anything: its stubs leave out what reading packets by ourselves needs.
-            self._raw: Any = pymysql.connect(**connect_arguments(options))
+            self._raw: Any = opened(connect_arguments(options))
         try:
             self.version = self._checked_version()
             self.execute(
@@ -152,9 +161,20 @@ class Connection:
         return version
 
 
+def opened(arguments: Mapping[str, Any]) -> pymysql.Connection[Any]:
+    """A connection of PyMySQL, with keepalives."""
+    made = pymysql.connect(**arguments)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):  # not every system has all of them
+            made._sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)  # type: ignore[attr-defined]
+    return made
+
+
 def connect_arguments(options: Options) -> dict[str, Any]:
-    """What PyMySQL's `connect` is called with."""
+    """What `opened` is called with."""
     server = options.server
+    timeout = options.footprint.statement_timeout
+    silence = timeout + GRACE_SECONDS if timeout else None
     arguments: dict[str, Any] = {
         "host": server.host,
         "port": server.port,
@@ -164,6 +184,8 @@ def connect_arguments(options: Options) -> dict[str, Any]:
         "charset": "utf8mb4",
         "autocommit": True,
         "connect_timeout": max(1, int(options.connect_timeout)),
+        "read_timeout": silence,
+        "write_timeout": silence,
         "client_flag": 0,
         "program_name": "lockstep",
     }

@@ -7,14 +7,18 @@
 The server commits every change of a schema by itself, so a `prepare` that is interrupted leaves a part of its
 steps behind. Each step is one that can be found done or undone; a second `prepare` does the rest. The fact
 `epoch` is written when the tables are there, and removed first: without it nothing counts as installed.
+
+A relation whose capture was interrupted stays on the list, as the broken one that it is, until it is replaced
+or taken off in one transaction with a new epoch (`listing`). So every position of before is refused from then
+on, wherever `prepare` is interrupted. Wrong way: *refuse positions before the place where it was mended*, for
+whoever has followed everything may stand exactly there.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -55,7 +59,8 @@ Shape = tuple[tuple[str, str], ...]
 class Prepared:
     """One relation as capture knows it.
 
-    `reshaped`: it was under capture before, in another shape, so that history before `since` does not count.
+    `reshaped`: it was under capture before, in another shape or with a hole, so that history up to `since`
+    does not count. The epoch refuses who comes from there; this is to say which relation it is about.
     `identity`: what tells the table from another of the same name, where the capture can tell.
     """
 
@@ -139,6 +144,15 @@ def relation_row(number: int, table: SourceTable, since: int, *, reshaped: bool,
     )
 
 
+def listing(lost: Iterable[Prepared], rows: Sequence[str]) -> list[str]:
+    """The statements that take relations off the list and put others on it, by their `relation_row`.
+
+    Who knew one that was lost must not go on from where it stood: it costs the epoch.
+    """
+    off = [f"DELETE FROM {RELATIONS} WHERE number = {prepared.number}" for prepared in lost]
+    return ["START TRANSACTION", set_epoch(), *off, *rows, "COMMIT"] if off else [*rows]
+
+
 def removal(installed: Installed) -> list[str]:
     """The statements that take out what both captures have, in an order that can be taken up again."""
     steps = [f"DELETE FROM {META} WHERE name = 'epoch'"] if installed.epoch else []
@@ -156,10 +170,19 @@ def check_position(
     """
     where = f"source {source!r}"
     epoch, _, found = after.token.partition(":")
-    if not after.token or epoch != installed.epoch or (mark is not None and found != mark):
+    is_foreign = epoch != installed.epoch
+    for relation in installed.relations:
+        # At `since` itself two histories meet: the one that was given up then, and the one that began.
+        last_lost = relation.since if is_foreign else relation.since - 1
+        if relation.reshaped and after.ordinal <= last_lost:
+            raise SchemaChangedError(
+                f"relation {source}.{relation.name} was prepared anew at position {relation.since}; what it "
+                f"was at position {after} cannot be followed"
+            )
+    if is_foreign or (mark is not None and found != mark):
         raise PositionTrimmedError(
-            f"{where}: position {after} is not of this history (capture was installed anew, or the database "
-            "was restored)"
+            f"{where}: position {after} is not of this history (capture was installed anew, a relation was "
+            "lost and prepared again, or the database was restored)"
         )
     if after.ordinal > current:
         raise PositionTrimmedError(
@@ -170,12 +193,6 @@ def check_position(
         raise PositionTrimmedError(
             f"{where}: history up to {trimmed} was trimmed, position {after} lies before that"
         )
-    for relation in installed.relations:
-        if relation.reshaped and after.ordinal < relation.since:
-            raise SchemaChangedError(
-                f"relation {source}.{relation.name} was prepared anew at position {relation.since}; what it "
-                f"was at position {after} cannot be followed"
-            )
 
 
 def changed(source: str, relation: str, problem: str) -> SchemaChangedError:
@@ -225,21 +242,25 @@ class History(ABC):
         """The entries after that position: all, or a first run of them, as in the contract."""
 
 
+@dataclass(frozen=True)
+class Followed:
+    """The source that a capture follows: its name, its options, and how its tables are read."""
+
+    name: str
+    options: Options
+    read_tables: Callable[[Connection], SourceTables]
+    clock: Callable[[], float]
+
+
 class Capture(ABC):
     """A way to learn what changed."""
 
-    def __init__(
-        self,
-        source: str,
-        options: Options,
-        read_tables: Callable[[Connection], SourceTables],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._source = source
-        self._options = options
-        self._database = options.server.database
-        self._read_tables = read_tables
-        self._clock = clock
+    def __init__(self, followed: Followed) -> None:
+        self._source = followed.name
+        self._options = followed.options
+        self._database = followed.options.server.database
+        self._read_tables = followed.read_tables
+        self._clock = followed.clock
 
     @abstractmethod
     def plan(self, connection: Connection, tables: SourceTables, names: Sequence[str]) -> list[str]:

@@ -17,7 +17,6 @@ followed. What it tells only as text, such as TRUNCATE, ends in an error, never 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -36,6 +35,7 @@ from adapters.mariadb.history import (
     MAY_DROP,
     SNAPSHOT,
     Capture,
+    Followed,
     History,
     Installed,
     Prepared,
@@ -43,6 +43,7 @@ from adapters.mariadb.history import (
     changed,
     check_position,
     drift,
+    listing,
     read_installed,
     relation_row,
     removal,
@@ -50,7 +51,7 @@ from adapters.mariadb.history import (
     set_fact,
 )
 from adapters.mariadb.images import Images, check_decodable, field_of
-from adapters.mariadb.options import LOG, Options
+from adapters.mariadb.options import LOG
 from adapters.mariadb.statements import Effect, effect
 from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, CaptureProfile, Changes
 from algebra.errors import (
@@ -93,18 +94,12 @@ PROFILE = CaptureProfile(
 class LogCapture(Capture):
     """Follows the binlog. In the database there is only what it has to remember, and the marker table."""
 
-    def __init__(
-        self,
-        source: str,
-        options: Options,
-        read_tables: Callable[[Connection], SourceTables],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(source, options, read_tables, clock)
+    def __init__(self, followed: Followed) -> None:
+        super().__init__(followed)
         self._stream: Stream | None = None
         self._identities: dict[str, str] = {}
         self._seen: object = None
-        self._cleaned_at = clock()
+        self._cleaned_at = followed.clock()
 
     def plan(self, connection: Connection, tables: SourceTables, names: Sequence[str]) -> list[str]:
         wanted = tables.select(names)
@@ -125,23 +120,19 @@ class LogCapture(Capture):
             steps += [set_fact("capture", LOG), set_epoch()]
         elif MARKER not in installed.own:
             steps.append(CREATE_MARKER)
-        drifted = {p.name for p in installed.relations if drift(p, tables.tables.get(p.name))}
-        steps += [
-            f"DELETE FROM _lockstep_relations WHERE number = {p.number}"
-            for p in installed.relations
-            if p.name in drifted and p.name not in tables.tables
-        ]
-        known = {p.name for p in installed.relations} - drifted
-        again = [tables.tables[name] for name in sorted(drifted) if name in tables.tables]
+        lost = {p.name: p for p in installed.relations if drift(p, tables.tables.get(p.name))}
+        known = {p.name for p in installed.relations if p.name not in lost}
+        again = [tables.tables[name] for name in sorted(lost) if name in tables.tables]
         fresh = [
             table for table in {t.name: t for t in [*wanted, *again]}.values() if table.name not in known
         ]
+        rows = []
         if fresh:
             since = _place(connection).ordinal
             for number, table in enumerate(fresh, installed.next_number()):
                 table.capturable(self._source)
-                steps.append(relation_row(number, table, since, reshaped=table.name in drifted, identity=""))
-        return steps
+                rows.append(relation_row(number, table, since, reshaped=table.name in lost, identity=""))
+        return [*steps, *listing(lost.values(), rows)]
 
     def check_rights(self, connection: Connection, tables: SourceTables) -> None:
         super().check_rights(connection, tables)

@@ -35,15 +35,18 @@ class Options:
 
     `server`: from the url. `capture`: `log` (the default) or `trigger`. `exclude`: columns
     (`relation.column`) that are not shown. `booleans`: whether TINYINT(1), which is what BOOLEAN declares, is
-    shown as boolean. `connect_timeout`: seconds to wait for a connection. `footprint`: the options that all
-    adapters share; the time limit holds for queries by keys, not for loads and logs. `trim_rows`,
-    `trim_seconds`: acknowledged batches are deleted in lots of so many, at most so often.
+    shown as boolean. `notice_truncate` (`truncate: notice`, the default): triggers are not installed without
+    the right to notice a TRUNCATE; `truncate: never` promises that there is none. `connect_timeout`: seconds
+    to wait for a connection. `footprint`: the options that all adapters share; the time limit holds for
+    queries by keys, not for loads and logs. `trim_rows`, `trim_seconds`: acknowledged batches are deleted in
+    lots of so many, at most so often.
     """
 
     server: Server
     capture: str
     exclude: frozenset[str] = frozenset()
     booleans: bool = True
+    notice_truncate: bool = True
     connect_timeout: float = 10.0
     footprint: Footprint = field(default_factory=Footprint)
     trim_rows: int = 10_000
@@ -56,14 +59,15 @@ def parse(config: SourceConfig) -> Options:
     if capture not in (LOG, TRIGGER):
         raise ConfigurationError(f"source {config.name!r}: capture {capture!r} is not {LOG} or {TRIGGER}")
     given = GivenOptions.of(config)
-    known = {field.name for field in fields(Options)} - {"server", "capture", "footprint"}
-    known |= {PASSWORD, *FOOTPRINT_OPTIONS}
+    known = {field.name for field in fields(Options)} - {"server", "capture", "footprint", "notice_truncate"}
+    known |= {PASSWORD, "truncate", *FOOTPRINT_OPTIONS}
     given.refuse_unknown(known, "a mariadb source has")
     return Options(
         server=server_of(config),
         capture=capture,
         exclude=frozenset(given.names("exclude")),
         booleans=given.flag("booleans", True),
+        notice_truncate=given.choice("truncate", "notice", "never") == "notice",
         connect_timeout=given.seconds("connect_timeout", 10.0),
         footprint=Footprint.of(config),
         trim_rows=int(given.number("trim_rows", 10_000)),

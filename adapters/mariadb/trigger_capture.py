@@ -23,23 +23,22 @@ A batch is one entry. Within it, the order of commits is not known. Where the se
 carry a name of their transaction; an entry whose rows all have the same one is exact, any other is marked as
 batched.
 
-TRUNCATE fires no trigger. It is noticed by the table's internal number (with the right PROCESS), else, for
-tables with AUTO_INCREMENT, by a counter that went back. Rights that are missing are in the documentation.
+TRUNCATE fires no trigger. It is noticed by the table's internal number, which takes the right PROCESS to see;
+`prepare` refuses to go without. Who promises that nobody truncates (`truncate: never`) is spared that right;
+then only a counter that went back, of a table with AUTO_INCREMENT, tells of a promise that was not kept.
 """
 
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from adapters.global_marks import MARKER, Mark, parts
+from adapters.global_marks import MARKER
 from adapters.mariadb import trigger_layout as layout
 from adapters.mariadb.catalog import SourceTable, SourceTables
 from adapters.mariadb.connection import Connection
@@ -50,31 +49,38 @@ from adapters.mariadb.history import (
     RELATIONS,
     SNAPSHOT,
     Capture,
-    History,
+    Followed,
     Installed,
     Prepared,
-    change_schema,
-    changed,
-    check_position,
     drift,
+    listing,
     read_installed,
     relation_row,
     removal,
     set_fact,
 )
-from adapters.mariadb.options import TRIGGER, Options
-from adapters.mariadb.types import ColumnType, Kind
-from adapters.run_length import run_length
-from adapters.spi import COUNT, TRANSACTION, Boundaries, Capabilities, CaptureProfile, Changes
-from algebra.errors import ConfigurationError, LockstepError, PositionTrimmedError, SourceUnavailableError
+from adapters.mariadb.options import TRIGGER
+from adapters.mariadb.trigger_history import INTEGER, TEXT, Batch, TriggerHistory
+from adapters.spi import Boundaries, Capabilities, CaptureProfile
+from algebra.errors import ConfigurationError, LockstepError, SourceUnavailableError
 from algebra.position import Position
 
-_INTEGER = ColumnType(Kind.INTEGER, pa.int64(), "bigint")
-_TEXT = ColumnType(Kind.TEXT, pa.string(), "text")
 _TRIES = 20
 _RANGES = 500
 """Ranges of log rows in one statement."""
 _TRUNCATED = "truncated"
+
+
+def _named_in_file(part: str) -> str:
+    """SQL: the name that a part of a file's name stands for."""
+    return f"CONVERT(CONVERT(CAST({part} AS BINARY) USING filename) USING utf8mb4)"
+
+
+_TABLE_FILE = "SUBSTRING_INDEX(SUBSTRING_INDEX(SUBSTRING_INDEX(NAME, '/', -1), '#P#', 1), '#p#', 1)"
+_NUMBERS = f"""
+    SELECT {_named_in_file(_TABLE_FILE)}, TABLE_ID FROM information_schema.INNODB_SYS_TABLES
+    WHERE {_named_in_file("SUBSTRING_INDEX(NAME, '/', 1)")} = DATABASE() ORDER BY NAME"""
+"""The internal number of each table of the database, of a partitioned one several."""
 
 
 PROFILE = CaptureProfile(
@@ -82,18 +88,9 @@ PROFILE = CaptureProfile(
         capture=TRIGGER, boundaries=Boundaries.WHERE_KNOWN, global_transactions=True, bounded_runs=True
     ),
     rights="SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, TRIGGER on the database; "
-    "PROCESS to notice TRUNCATE",
+    "PROCESS to notice TRUNCATE (or `truncate: never`)",
     load="triggers copy each changed row into a log table, which the wrapper numbers and trims",
 )
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """One batch: its number, its mark, and whether it may hold several transactions."""
-
-    number: int
-    mark: str
-    batched: bool
 
 
 class _Overtaken(Exception):
@@ -103,19 +100,13 @@ class _Overtaken(Exception):
 class TriggerCapture(Capture):
     """Installs the logs, numbers what snapshots see in them, and trims them."""
 
-    def __init__(
-        self,
-        source: str,
-        options: Options,
-        read_tables: Callable[[Connection], SourceTables],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(source, options, read_tables, clock)
+    def __init__(self, followed: Followed) -> None:
+        super().__init__(followed)
         self._writer: Connection | None = None
         self._logs: tuple[str, ...] | None = None
         self._are_named = False
         self._counters: dict[str, int] = {}
-        self._trimmed_at = clock()
+        self._trimmed_at = followed.clock()
 
     # Installing
 
@@ -145,29 +136,44 @@ class TriggerCapture(Capture):
                 steps.append(f"DELETE FROM {RELATIONS}")
             installed, triggers = Installed(installed.own), {}
             steps += layout.create_base(TRIGGER)
-        identities = _identities(connection, self._database)
-        broken = {p.name: p for p in installed.relations if _problem(p, tables, triggers, identities)}
+        identities = _identities(connection)
+        broken = {p.name: p for p in installed.relations if self._problem(p, tables, triggers, identities)}
         for prepared in broken.values():
+            # It stays on the list, now without triggers: should this end here, it is still known as broken.
             ours = layout.trigger_names(prepared.number)
             steps += [layout.drop_trigger(name) for name in ours if name in triggers]
-            steps += layout.forget_relation(prepared.number)
         stray = set(_log_tables(installed)) - {layout.log_table(p.number) for p in installed.relations}
         steps += [f"DROP TABLE {name}" for name in sorted(stray)]
         strays = set(triggers) - {layout.MARK_TRIGGER}
         strays -= {name for p in installed.relations for name in layout.trigger_names(p.number)}
         steps += [layout.drop_trigger(name) for name in sorted(strays)]
         known = {p.name for p in installed.relations} - set(broken)
+        steps += [
+            _set_identity(p, identities[p.name])
+            for p in installed.relations
+            if p.name in known and not p.identity and p.name in identities
+        ]
         again = [tables.tables[name] for name in broken if name in tables.tables]
         fresh = [t for t in {t.name: t for t in [*wanted, *again]}.values() if t.name not in known]
         since = int(installed.facts.get("current", 0))
+        rows = []
         for number, table in enumerate(fresh, installed.next_number()):
             table.capturable(self._source)
             self._counters.pop(table.name, None)
             steps += layout.create_relation(number, table)
-            # Last: a relation that is on the list has its log and all its triggers.
             identity = identities.get(table.name, "")
-            steps.append(relation_row(number, table, since, reshaped=table.name in broken, identity=identity))
-        return steps
+            rows.append(relation_row(number, table, since, reshaped=table.name in broken, identity=identity))
+        # After all others: a relation that is put on the list has its log and all its triggers.
+        steps += listing(broken.values(), rows)
+        return [*steps, *(layout.drop_log(prepared.number) for prepared in broken.values())]
+
+    def check_rights(self, connection: Connection, tables: SourceTables) -> None:
+        super().check_rights(connection, tables)
+        if self._options.notice_truncate and not tables.tables.keys() <= _identities(connection).keys():
+            raise ConfigurationError(
+                f"source {self._source!r}: without the right PROCESS no TRUNCATE is noticed; grant it, or "
+                "promise by option `truncate: never` that there is none"
+            )
 
     def removal(self, connection: Connection) -> list[str]:
         installed = read_installed(connection, self._database)
@@ -207,12 +213,12 @@ class TriggerCapture(Capture):
             one = len(names) == 1 and None not in names
             rows = {log: ids for log, (ids, _) in found.items()}
             with self._writing() as writer:
-                batch = _Batch(current + 1, secrets.token_hex(8), batched=not (one and self._are_named))
+                batch = Batch(current + 1, secrets.token_hex(8), batched=not (one and self._are_named))
                 self._number(writer, installed, batch, rows)
         return TriggerHistory(connection, self._source, installed, tables, batch, problems)
 
     def _number(
-        self, writer: Connection, installed: Installed, batch: _Batch, rows: Mapping[str, np.ndarray]
+        self, writer: Connection, installed: Installed, batch: Batch, rows: Mapping[str, np.ndarray]
     ) -> None:
         """Store that these rows are that batch; _Overtaken if another adapter was faster."""
         with writer.transaction():
@@ -239,15 +245,35 @@ class TriggerCapture(Capture):
     def _problems(self, connection: Connection, installed: Installed, tables: SourceTables) -> dict[str, str]:
         """The prepared relations whose capture no longer works, with the reason in words."""
         triggers = _triggers(connection, self._database)
-        identities = _identities(connection, self._database)
+        identities = _identities(connection)
         problems = {}
         for prepared in installed.relations:
-            problem = _problem(prepared, tables, triggers, identities)
+            problem = self._problem(prepared, tables, triggers, identities)
             if problem is None and self._counter_went_back(prepared, tables.tables[prepared.name]):
                 problem = "was truncated"
             if problem is not None:
                 problems[prepared.name] = problem
         return problems
+
+    def _problem(
+        self,
+        prepared: Prepared,
+        tables: SourceTables,
+        triggers: Mapping[str, str],
+        identities: Mapping[str, str],
+    ) -> str | None:
+        """In words, why the capture of a relation no longer works; None if it does."""
+        problem = drift(prepared, tables.tables.get(prepared.name))
+        if problem is not None:
+            return problem
+        if any(triggers.get(name) != prepared.name for name in layout.trigger_names(prepared.number)):
+            return "lost its triggers"
+        now = identities.get(prepared.name, "")
+        if prepared.identity == _TRUNCATED or (prepared.identity and now and prepared.identity != now):
+            return "was truncated or rebuilt"
+        if prepared.identity and not now and self._options.notice_truncate:
+            return "cannot be seen to be the same without the right PROCESS"
+        return None
 
     def _counter_went_back(self, prepared: Prepared, table: SourceTable) -> bool:
         """Whether AUTO_INCREMENT starts over; noted in the source, so that it is not forgotten."""
@@ -258,9 +284,7 @@ class TriggerCapture(Capture):
         if before is None or now >= before:
             return False
         with self._writing() as writer:
-            writer.execute(
-                f"UPDATE {RELATIONS} SET identity = '{_TRUNCATED}' WHERE number = {prepared.number}"
-            )
+            writer.execute(_set_identity(prepared, _TRUNCATED))
         return True
 
     def changed(self, connection: Connection) -> bool:
@@ -336,133 +360,9 @@ class TriggerCapture(Capture):
             raise
 
 
-class TriggerHistory(History):
-    """The logs as one snapshot shows them; `batch` is what it was the first to see."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        source: str,
-        installed: Installed,
-        tables: SourceTables,
-        batch: _Batch | None,
-        problems: Mapping[str, str],
-    ) -> None:
-        self._connection = connection
-        self._source = source
-        self._installed = installed
-        self.tables = tables
-        self._batch = batch
-        self._problems = problems
-
-    @property
-    def position(self) -> Position:
-        self._installed.require(self._source, TRIGGER)
-        return self._position(self._batch or self._last())
-
-    def changes(self, after: Position, most_rows: int | None) -> Changes:
-        self._installed.require(self._source, TRIGGER)
-        for name, problem in self._problems.items():
-            raise changed(self._source, name, problem)
-        current = self.position.ordinal
-        trimmed = int(self._installed.facts["trimmed"])
-        mark = self._mark(after.ordinal) if trimmed <= after.ordinal <= current else None
-        check_position(self._source, self._installed, after, current, trimmed, mark)
-        last = current if most_rows is None else min(current, after.ordinal + most_rows)
-        found = self._batches(after.ordinal, last)
-        if [batch.number for batch in found] != list(range(after.ordinal + 1, last + 1)):
-            raise PositionTrimmedError(f"source {self._source!r}: its list of batches was edited by hand")
-        if not found:
-            return Changes((), {})
-        if most_rows is not None and len(found) > 1:
-            found = found[: self._run_length(after.ordinal, found[-1].number, most_rows)]
-        last = found[-1].number
-        positions = tuple(self._position(batch) for batch in found)
-        tables = {}
-        for prepared in self._installed.relations:
-            rows = self._rows(prepared, after.ordinal, last)
-            if rows.num_rows:
-                tables[prepared.name] = rows
-        part_of = parts(self._source, positions, self._marks(after.ordinal, last))
-        batched = frozenset(i for i, batch in enumerate(found) if batch.batched)
-        return Changes(positions, tables, batched, part_of, more=last < current)
-
-    def _run_length(self, after: int, last: int, most_rows: int) -> int:
-        """How many of the batches after one, in order, make a run; by the index on `batch` alone."""
-        counts: list[tuple[int, int]] = []
-        for log in (layout.log_table(prepared.number) for prepared in self._installed.relations):
-            counts += self._connection.rows(
-                f"SELECT b - {after + 1}, COUNT(*) FROM (SELECT batch AS b FROM {log} FORCE INDEX (batch) "
-                f"WHERE batch > {after} AND batch <= {last} ORDER BY batch LIMIT {most_rows + 1}) AS l "
-                "GROUP BY b"
-            )
-            if self._batch is not None and self._batch.number == last:
-                # Of what this snapshot was the first to see, the rows have no number in it yet.
-                newest = self._connection.value(f"SELECT COUNT(*) FROM {log} WHERE batch IS NULL")
-                counts.append((last - after - 1, int(newest)))
-        return run_length(counts, last - after, most_rows)
-
-    def _rows(self, prepared: Prepared, after: int, last: int) -> pa.Table:
-        table = self.tables.tables[prepared.name]
-        columns = [
-            ResultColumn(
-                column.name, layout.log_column(i), column.shown, f"{self._source}.{table.name}.{column.name}"
-            )
-            for i, column in enumerate(table.columns)
-        ]
-        log = f"the change log of {self._source}.{table.name}"
-        columns += [self._entry(after, last, log), ResultColumn(COUNT, "sign", _INTEGER, log)]
-        rows = self._read(layout.log_table(prepared.number), columns, after, last)
-        rows = rows.take(pc.sort_indices(rows[TRANSACTION])) if rows.num_rows else rows
-        return rows.cast(change_schema(table.shown(self._source)))
-
-    def _marks(self, after: int, last: int) -> list[Mark]:
-        columns = [
-            self._entry(after, last, MARKER),
-            ResultColumn("id", "id", _TEXT, MARKER),
-            ResultColumn("participants", "participants", _TEXT, MARKER),
-        ]
-        rows = self._read(MARKER, columns, after, last)
-        return [Mark(*row) for row in zip(*(column.to_pylist() for column in rows.columns), strict=True)]
-
-    def _entry(self, after: int, last: int, log: str) -> ResultColumn:
-        """The index of the entry that a row belongs to; rows without a number are the newest."""
-        return ResultColumn(TRANSACTION, f"COALESCE(batch, {last}) - {after + 1}", _INTEGER, log)
-
-    def _read(self, log: str, columns: Sequence[ResultColumn], after: int, last: int) -> pa.Table:
-        condition = f"batch > {after} AND batch <= {last}"
-        if self._batch is not None and self._batch.number == last:
-            condition = f"{condition} OR batch IS NULL"
-        select = Select(tuple(columns), f"FROM {log} WHERE {condition}")
-        return pa.Table.from_batches(batches(self._connection, select), select.schema)
-
-    def _last(self) -> _Batch:
-        number = int(self._installed.facts["current"])
-        return _Batch(number, self._mark(number) or "", False)
-
-    def _mark(self, number: int) -> str | None:
-        if self._batch is not None and number == self._batch.number:
-            return self._batch.mark
-        rows = self._connection.rows(f"SELECT mark FROM {layout.BATCHES} WHERE number = %s", [number])
-        return str(rows[0][0]) if rows else None
-
-    def _batches(self, after: int, last: int) -> list[_Batch]:
-        rows = self._connection.rows(
-            f"SELECT number, mark, batched FROM {layout.BATCHES} WHERE number > %s AND number <= %s "
-            "ORDER BY number",
-            [after, last],
-        )
-        stored = [_Batch(number, mark, bool(batched)) for number, mark, batched in rows]
-        newest = self._batch
-        return [*stored, newest] if newest is not None and after < newest.number <= last else stored
-
-    def _position(self, batch: _Batch) -> Position:
-        return Position(batch.number, f"{self._installed.epoch}:{batch.mark}")
-
-
 def _unnumbered(connection: Connection, log: str) -> tuple[np.ndarray, pa.ChunkedArray]:
     """The numbers of log rows that no snapshot has seen yet, ascending, and what names their transactions."""
-    columns = (ResultColumn("id", _key(log), _INTEGER, log), ResultColumn("tx", "tx", _TEXT, log))
+    columns = (ResultColumn("id", _key(log), INTEGER, log), ResultColumn("tx", "tx", TEXT, log))
     select = Select(columns, f"FROM {log} WHERE batch IS NULL")
     rows = pa.Table.from_batches(batches(connection, select), select.schema)
     return np.sort(rows["id"].to_numpy()), rows["tx"]
@@ -505,57 +405,17 @@ def _log_tables(installed: Installed) -> list[str]:
     return sorted(name for name in installed.own if name.startswith(layout.log_table(0)[:-1]))
 
 
-def _identities(connection: Connection, database: str) -> dict[str, str]:
+def _identities(connection: Connection) -> dict[str, str]:
     """The internal number of each table, which TRUNCATE changes; nothing without the right to see them."""
     try:
-        rows = connection.rows(
-            "SELECT NAME, TABLE_ID FROM information_schema.INNODB_SYS_TABLES "
-            "WHERE NAME LIKE %s ORDER BY NAME",
-            [_file_name(database).replace("\\", "\\\\").replace("_", "\\_") + "/%"],
-        )
+        rows = connection.rows(_NUMBERS)
     except ConfigurationError:
         return {}
     found: dict[str, list[str]] = {}
-    for name, number in rows:
-        table = _table_name(name.partition("/")[2].partition("#P#")[0].partition("#p#")[0])
-        if table is not None:
-            found.setdefault(table, []).append(str(number))
+    for table, number in rows:
+        found.setdefault(table, []).append(str(number))
     return {table: ",".join(numbers)[:255] for table, numbers in found.items()}
 
 
-def _file_name(name: str) -> str:
-    """A name as the file system gets it, where it has no letters beyond ASCII."""
-    return "".join(c if c.isascii() and (c.isalnum() or c == "_") else f"@{ord(c):04x}" for c in name)
-
-
-def _table_name(file_name: str) -> str | None:
-    """The table that a file name stands for; None where letters beyond ASCII are in it."""
-    pieces = file_name.split("@")
-    name = pieces[0]
-    for piece in pieces[1:]:
-        try:
-            code = int(piece[:4], 16)
-        except ValueError:
-            return None
-        if len(piece) < 4 or code > 127:
-            return None
-        name += chr(code) + piece[4:]
-    return name
-
-
-def _problem(
-    prepared: Prepared,
-    tables: SourceTables,
-    triggers: Mapping[str, str],
-    identities: Mapping[str, str],
-) -> str | None:
-    """In words, why the capture of a relation no longer works; None if it does."""
-    problem = drift(prepared, tables.tables.get(prepared.name))
-    if problem is not None:
-        return problem
-    if any(triggers.get(name) != prepared.name for name in layout.trigger_names(prepared.number)):
-        return "lost its triggers"
-    now = identities.get(prepared.name, "")
-    if prepared.identity == _TRUNCATED or (prepared.identity and now and prepared.identity != now):
-        return "was truncated or rebuilt"
-    return None
+def _set_identity(prepared: Prepared, identity: str) -> str:
+    return f"UPDATE {RELATIONS} SET identity = '{identity}' WHERE number = {prepared.number}"

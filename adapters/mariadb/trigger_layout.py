@@ -105,12 +105,8 @@ def drop_trigger(name: str) -> str:
     return f"DROP TRIGGER {quote(name)}"
 
 
-def forget_relation(number: int) -> list[str]:
-    """The log of a relation that is captured no more, its triggers aside."""
-    return [
-        f"DROP TABLE IF EXISTS {log_table(number)}",
-        f"DELETE FROM {OWN_PREFIX}_relations WHERE number = {number}",
-    ]
+def drop_log(number: int) -> str:
+    return f"DROP TABLE IF EXISTS {log_table(number)}"
 
 
 def advance(number: int) -> str:

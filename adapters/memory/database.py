@@ -52,8 +52,8 @@ class Capture:
         return tuple(self.shapes)
 
     def drifted(self, schemas: Mapping[str, RelationSchema]) -> tuple[str, ...]:
-        """The captured relations that are no longer what they were."""
-        return tuple(name for name, shape in self.shapes.items() if schemas.get(name) != shape)
+        """The captured relations that are no longer what they were, or another of the same name and shape."""
+        return tuple(name for name, shape in self.shapes.items() if schemas.get(name) is not shape)
 
     def record(self, commit: Commit) -> Capture:
         captured = {name: delta for name, delta in commit.deltas.items() if name in self.relations}
@@ -174,17 +174,28 @@ class MemoryDatabase:
     def alter(self, relation: str, schema: RelationSchema, rows: Iterable[Row]) -> None:
         """Put a relation of this shape, under its own name and with these rows, in the place of another."""
         contents = Delta.of_bag(_table(schema, rows))
+        made = replace(schema)  # another object: that is how capture tells it from the one of before
 
         def put(version: Version) -> Version:
             schemas = {name: known for name, known in version.schemas.items() if name != relation}
             others = {name: known for name, known in version.contents.items() if name != relation}
             return replace(
                 version,
-                schemas={**schemas, schema.name: schema},
-                contents={**others, schema.name: contents},
+                schemas={**schemas, made.name: made},
+                contents={**others, made.name: contents},
             )
 
         self.change(put)
+
+    def drop(self, relation: str) -> None:
+        """Take a relation away."""
+
+        def take(version: Version) -> Version:
+            schemas = {name: known for name, known in version.schemas.items() if name != relation}
+            contents = {name: known for name, known in version.contents.items() if name != relation}
+            return replace(version, schemas=schemas, contents=contents)
+
+        self.change(take)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:

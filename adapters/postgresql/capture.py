@@ -205,8 +205,8 @@ def not_prepared(source: str) -> ConfigurationError:
 
 def foreign(source: str, after: Position) -> PositionTrimmedError:
     return PositionTrimmedError(
-        f"source {source!r}: position {after} is not of this history (capture was installed anew, or the "
-        "database was restored)"
+        f"source {source!r}: position {after} is not of this history (capture was installed anew, a relation "
+        "was lost and prepared again, or the database was restored)"
     )
 
 

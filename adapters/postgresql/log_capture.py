@@ -129,16 +129,18 @@ class LogCapture(Capture):
     # Installing
 
     def prepare(self, relations: Sequence[str], *, dry_run: bool) -> list[str]:
-        steps, slot_steps = self._installation.plan(relations)
+        plan = self._installation.plan(relations)
         if dry_run:
-            return [*steps, *slot_steps]
-        run_together(self._control, steps)
-        for step in slot_steps:
-            self._control.run(step)
-        if slot_steps:
+            return plan.steps
+        if plan.last:
             self._stream.close()
+        for step in plan.first:
+            self._control.run(step)
+        run_together(self._control, plan.together)
+        for step in plan.last:
+            self._control.run(step)
         self._locked = ()
-        return [*steps, *slot_steps]
+        return plan.steps
 
     def remove(self, *, dry_run: bool) -> list[str]:
         steps, slots = self._installation.removal()

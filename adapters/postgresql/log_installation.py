@@ -60,6 +60,26 @@ def read_slot(session: Session) -> Slot | None:
     return None
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Statements that install capture: one by one, then `together` in one transaction, then one by one again.
+
+    A slot is neither made nor dropped in a transaction, and its name is the epoch. So where history was lost
+    the old slot goes first: should it end after that, every position of before is refused already, and a
+    second `prepare` makes the slot. Wrong way: *make the new slot, then drop the old one*, after the
+    relations were mended; if that fails (no free slot, a lost connection), nothing tells of the loss.
+    """
+
+    first: tuple[str, ...]
+    together: tuple[str, ...]
+    last: tuple[str, ...]
+
+    @property
+    def steps(self) -> list[str]:
+        """All of them, in order."""
+        return [*self.first, *self.together, *self.last]
+
+
 class LogInstallation:
     """Plans what is installed and removed, and leaves it to others to do so."""
 
@@ -68,8 +88,8 @@ class LogInstallation:
         self._options = options
         self._control = control
 
-    def plan(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The statements that put these relations under capture, and after them those that make the slot."""
+    def plan(self, names: Sequence[str]) -> Plan:
+        """What puts these relations under capture, and mends those that drifted."""
         installed = read_installed(self._control, self._source, LOG)
         tables = known_tables(self._control, self._options, installed, None)
         wanted = tables.select(names)
@@ -111,12 +131,14 @@ class LogInstallation:
             steps += self._prepare_relation(number, relation, remembered)
         slots = [row[0] for row in self._control.rows(_SLOTS)]
         slot = read_slot(self._control)
-        slot_steps: list[str] = []
-        if slot is None or found:
-            name = f"{text(SLOT_PREFIX)} || left({EPOCH}, 16)"
-            slot_steps.append(f"SELECT pg_create_logical_replication_slot({name}, 'pgoutput')")
-            slot_steps += [f"SELECT pg_drop_replication_slot({text(old)})" for old in slots]
-        return steps, slot_steps
+        if slot is not None and not found:
+            return Plan((), tuple(steps), ())
+        name = f"{text(SLOT_PREFIX)} || left({EPOCH}, 16)"
+        return Plan(
+            tuple(f"SELECT pg_drop_replication_slot({text(old)})" for old in slots),
+            tuple(steps),
+            (f"SELECT pg_create_logical_replication_slot({name}, 'pgoutput')",),
+        )
 
     def _prepare_relation(
         self, number: int, relation: SourceRelation, remembered: Mapping[str, str]

@@ -97,6 +97,15 @@ def parse(config: SourceConfig) -> Options:
     return replace(options, conninfo=_conninfo(config, options))
 
 
+_KEEPALIVE = {
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+"""A server that has gone without a word is noticed after about half a minute; a url may say otherwise."""
+
+
 def _conninfo(config: SourceConfig, options: Options) -> str:
     try:
         given = conninfo_to_dict(config.url)
@@ -111,6 +120,7 @@ def _conninfo(config: SourceConfig, options: Options) -> str:
     chosen = str(given.get("options") or "")
     return make_conninfo(
         config.url,
+        **{name: value for name, value in _KEEPALIVE.items() if name not in given},
         options=f"{chosen} {settings}".strip(),
         application_name=f"lockstep {config.name}",
         connect_timeout=str(max(2, round(options.connect_timeout))) if options.connect_timeout else "0",

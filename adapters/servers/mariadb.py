@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -89,18 +88,15 @@ class MariaDBServer(ServerProcess):
             f"CREATE USER {self.user}@'%' IDENTIFIED BY '{secret}';\n"
             f"GRANT ALL PRIVILEGES ON *.* TO {self.user}@'%' WITH GRANT OPTION;\n"
         )
-        done = subprocess.run(
+        self._run_installer(
             [
                 str(_find("mariadb-install-db")), "--no-defaults", *_as_user(), f"--datadir={self._data}",
                 "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve",
                 "--innodb-log-file-size=16M", "--innodb-buffer-pool-size=64M", f"--extra-file={setup}",
             ],
             # A server that starts removes temporary tables wherever it has its own, also those of others.
-            env={**os.environ, "TMPDIR": str(self._data)},
-            capture_output=True, stdin=subprocess.DEVNULL, check=False,
+            {**os.environ, "TMPDIR": str(self._data)},
         )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(f"mariadb-install-db failed: {done.stdout.decode()}{done.stderr.decode()}")
 
     def restart(self) -> None:
         """Stop and start again: every connection is lost."""

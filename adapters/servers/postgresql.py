@@ -15,7 +15,6 @@ import os
 import pwd
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -79,18 +78,12 @@ class PostgresServer(ServerProcess):
         account = _account()
         if os.getuid() == 0 and account is not None:
             os.chown(self.folder, account.pw_uid, account.pw_gid)
-        done = subprocess.run(
+        self._run_installer(
             [
                 *_as_user(), str(self._bin / "initdb"), "-D", str(self._data), "-U", SUPERUSER, "-A", "trust",
                 "-E", "UTF8", "--locale=C.UTF-8", "--no-sync",
-            ],
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
+            ]
         )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(f"initdb failed: {done.stdout.decode()}{done.stderr.decode()}")
         settings = {**SETTINGS, "port": str(self.port), "unix_socket_directories": str(self.folder)}
         with (self._data / "postgresql.conf").open("a") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+
+from adapters.servers.ports import free_port
 
 START_SECONDS = 120.0
 """Until a server that does not answer counts as broken; it may have to recover from a crash first."""
@@ -29,8 +30,10 @@ class ServerProcess(ABC):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        self.popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+        """How processes are started, for an owner who sees to their end in a way of its own."""
 
     @property
     def log(self) -> Path:
@@ -75,7 +78,7 @@ class ServerProcess(ABC):
         that uses gRPC may crash.
         """
         with self.log.open("ab") as log:
-            process = subprocess.Popen(
+            process = self.popen(
                 self._command(),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -90,6 +93,20 @@ class ServerProcess(ABC):
             self._process = None
             said = self.log.read_text(errors="replace")[-3000:]
             raise RuntimeError(f"{type(self).__name__} did not start, status {status}\n{said}")
+
+    def _run_installer(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """Run a program to its end, which must be a good one."""
+        process = self.popen(
+            command,
+            cwd="/",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        said, _ = process.communicate()
+        if process.returncode:
+            raise RuntimeError(f"{type(self).__name__} cannot be installed: {said.decode(errors='replace')}")
 
     def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
         """Ask it to end by that signal, and wait until it has; nothing if it does not run."""
@@ -155,9 +172,3 @@ def _wait(what: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(_PAUSE)
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

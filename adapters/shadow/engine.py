@@ -17,6 +17,7 @@ So the engines of one process take turns on a file.
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,8 +44,8 @@ class LockedError(SourceUnavailableError):
 class Engine:
     """The embedded engine of one adapter; nothing is started before the first use.
 
-    `memory_limit` bounds what a comparison keeps in memory; beyond it, DuckDB spills to `spill`. None leaves
-    DuckDB's own settings.
+    `memory_limit` bounds what a comparison keeps in memory, None leaves DuckDB's own bound; beyond it, DuckDB
+    spills to a temporary folder that only this user can read.
     """
 
     def __init__(
@@ -53,7 +54,6 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         *,
         memory_limit: str | None = None,
-        spill: Path | None = None,
     ) -> None:
         self.source = source
         self._clock = clock
@@ -62,8 +62,7 @@ class Engine:
         }
         if memory_limit is not None:
             self._settings["memory_limit"] = memory_limit
-        if spill is not None:
-            self._settings["temp_directory"] = str(spill)
+        self._spill: tempfile.TemporaryDirectory[str] | None = None
         self._closed = threading.Event()
         self._engine: duckdb.DuckDBPyConnection | None = None
 
@@ -73,7 +72,9 @@ class Engine:
         if self._closed.is_set():
             raise SourceUnavailableError(f"source {self.source!r}: the adapter is closed")
         if self._engine is None:
-            self._engine = duckdb.connect(config=self._settings)
+            if self._spill is None:
+                self._spill = tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True)
+            self._engine = duckdb.connect(config={**self._settings, "temp_directory": self._spill.name})
             self._engine.execute("SET GLOBAL TimeZone = 'UTC'")
             # Where it takes the process for an interactive one, it would draw on the standard output.
             self._engine.execute("SET enable_progress_bar = false")
@@ -107,6 +108,9 @@ class Engine:
         if engine is not None:
             engine.interrupt()
             engine.close()
+        spill, self._spill = self._spill, None
+        if spill is not None:
+            spill.cleanup()
 
     def _detach(self, connection: duckdb.DuckDBPyConnection, alias: str) -> None:
         try:

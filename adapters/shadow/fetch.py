@@ -19,6 +19,7 @@ import pyarrow as pa
 from adapters.shadow.engine import translated
 from adapters.shadow.sql import quote
 from adapters.shadow.types import duckdb_name
+from adapters.statement_limit import StatementLimit
 from algebra.errors import SourceUnavailableError
 from algebra.expressions import Call, ColumnRef, Expression, Literal, Operator
 from algebra.local_view import Keys, LocalView
@@ -41,7 +42,10 @@ class Readable(Protocol):
 
 
 class Fetch:
-    """One running answer with a connection of its own, so that several can be read in turns."""
+    """One running answer with a connection of its own, so that several can be read in turns.
+
+    `timeout`: seconds that it may work, 0 for ever.
+    """
 
     def __init__(
         self,
@@ -49,19 +53,21 @@ class Fetch:
         relations: Mapping[str, Readable],
         query: LocalView,
         keys: Keys | None,
+        timeout: float,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._check = check
         self._source = query.source
         self._schema = query.arrow
         self._cursor: duckdb.DuckDBPyConnection | None = connection.cursor()
+        self._limit = StatementLimit(self._source, timeout, self._cursor.interrupt)
         parameters: list[object] = []
         statement = select(relations, query, parameters)
         if keys is not None and keys.columns:
             names = [f"k{i}" for i in range(len(keys.columns))]
             self._cursor.register(_KEYS, keys.values.select(list(keys.columns)).rename_columns(names))
             statement = _restricted(statement, query, keys, names)
-        with translated(self._source):
+        with translated(self._source), self._limit.working():
             relation = self._cursor.sql(statement, params=parameters)
             self._stream: pa.RecordBatchReader | None = relation.to_arrow_reader(BATCH_ROWS)
 
@@ -82,11 +88,10 @@ class Fetch:
                 raise SourceUnavailableError(
                     f"source {self._source!r}: the snapshot was left before its answer was read"
                 )
-            with translated(self._source):
-                try:
-                    batch = self._stream.read_next_batch()
-                except StopIteration:
-                    break
+            with translated(self._source), self._limit.working():
+                batch = next(self._stream, None)
+            if batch is None:
+                break
             yield batch.rename_columns(self._schema.names).cast(self._schema)
         self._check()
 

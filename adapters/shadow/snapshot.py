@@ -22,8 +22,9 @@ class ShadowSnapshot(Snapshot):
     """The shadow as it is attached.
 
     `catalog`: what the source shows. `drifted`: the relations that are no longer as prepared, with the reason
-    in words. `read`: all rows of a relation that is not prepared. `apart`: why those cannot be joined with
-    prepared ones, if they show a later state than the shadow does.
+    in words. `read`: all rows of a relation that is not prepared. `timeout`: seconds that a fetch may work, 0
+    for ever. `apart`: why those that are not prepared cannot be joined with prepared ones, if they show a
+    later state than the shadow does.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class ShadowSnapshot(Snapshot):
         catalog: Catalog,
         drifted: Mapping[str, str],
         read: Callable[[str], Extent],
+        timeout: float,
         apart: str = "",
     ) -> None:
         self._held = held
         self._catalog = catalog
         self._drifted = drifted
         self._read = read
+        self._timeout = timeout
         self._apart = apart
         self._borrowed: dict[str, Readable] = {}
         self._fetches: list[Fetch] = []
@@ -62,7 +65,7 @@ class ShadowSnapshot(Snapshot):
         if self._apart and 0 < len(prepared) < len(query.relations):
             raise SourceUnavailableError(f"source {self._held.source!r}: {self._apart}")
         relations = {relation: self._readable(relation) for relation in query.relations}
-        fetch = Fetch(self._held.connection, relations, query, keys)
+        fetch = Fetch(self._held.connection, relations, query, keys, self._timeout)
         self._fetches.append(fetch)
         return fetch.reader()
 

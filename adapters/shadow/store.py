@@ -1,4 +1,4 @@
-"""The shadow of one source: a DuckDB file beside the wrapper that is the state at a position, and its past.
+"""The shadow of one source: a DuckDB file kept by the wrapper that is the state at a position, and its past.
 
 It holds the rows of every prepared relation as last seen, and the differences that led there, until they are
 acknowledged (`layout.py`). A cycle (`cycle.py`) brings it to a newer state of the source; everything between
@@ -15,15 +15,16 @@ cycles a snapshot does not touch the source at all.
 Only an adapter whose source cannot change while it is being read may answer from the source instead: the
 DuckDB adapter holds the file, which nobody can write meanwhile.
 
-The file is attached for moments only (`engine.py`), so that other commands get their turn.
+The file is attached for moments only (`engine.py`), so that other commands get their turn. It has a folder of
+its own, which only the wrapper's user can read: DuckDB makes log files beside it, with rows, and asks nobody
+for their mode.
 """
 
 from __future__ import annotations
 
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -42,6 +43,7 @@ from adapters.shadow.types import duckdb_name
 from adapters.spi import COUNT, TRANSACTION, Changes
 from algebra.errors import ConfigurationError, PositionTrimmedError
 from algebra.position import Position
+from algebra.private_files import make_private_folder
 from algebra.schema import Column, RelationSchema
 
 
@@ -75,13 +77,21 @@ class Content:
 NOTHING = Content()
 
 
-class Shadow:
-    """The shadow file of one source."""
+def shadow_file(folder: Path) -> Path:
+    """The file that keeps the state and the differences, in the shadow's folder."""
+    return folder / "shadow.duckdb"
 
-    def __init__(self, engine: Engine, file: Path, policy: TrimPolicy, *, lock_timeout: float = 30.0) -> None:
+
+class Shadow:
+    """The shadow of one source, in a folder of its own."""
+
+    def __init__(
+        self, engine: Engine, folder: Path, policy: TrimPolicy, *, lock_timeout: float = 30.0
+    ) -> None:
         self._engine = engine
         self._source = engine.source
-        self._file = file
+        self._folder = folder
+        self._file = shadow_file(folder)
         self._policy = policy
         self._lock_timeout = lock_timeout
         self._names: tuple[str, ...] = ()
@@ -99,7 +109,7 @@ class Shadow:
         # Planned before anything is opened: what is refused must not leave a file behind.
         planned = _plan(self._source, NOTHING, state, relations)
         exists = self._file.exists()
-        created = [] if exists else [f"create {self._file}"]
+        created = [] if exists else [f"create {self._folder}"]
         if dry_run and not exists:
             return created + [str(step) for step in planned]
         try:
@@ -122,16 +132,15 @@ class Shadow:
 
     def remove(self, *, dry_run: bool = False) -> list[str]:
         """Delete the shadow; returns each step."""
-        beside = [self._file.with_name(self._file.name + suffix) for suffix in ("", ".wal", ".tmp")]
-        found = [file for file in beside if file.exists()]
+        if not self._folder.is_dir():
+            return []
         if not dry_run:
             self._names = ()
-            for file in found:
-                if file.is_dir():
-                    shutil.rmtree(file)
-                else:
-                    file.unlink()
-        return [f"delete {file}" for file in found]
+            for file in self._folder.glob(f"{self._file.name}*"):  # with the log files that DuckDB made
+                file.unlink()
+            with suppress(OSError):  # somebody else has files in it
+                self._folder.rmdir()
+        return [f"delete {self._folder}"]
 
     @contextmanager
     def opened(self) -> Iterator[OpenShadow]:
@@ -159,13 +168,24 @@ class Shadow:
 
     @contextmanager
     def _attached(self, timeout: float | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-        if not self._file.exists() and not self._file.parent.is_dir():
-            raise ConfigurationError(
-                f"source {self._source!r}: the folder of shadow {self._file} does not exist"
-            )
+        if not self._file.exists():
+            self._make_folder()
         timeout = self._lock_timeout if timeout is None else timeout
         with self._engine.attached_file(SHADOW, self._file, write=True, timeout=timeout) as connection:
             yield connection
+
+    def _make_folder(self) -> None:
+        if not self._folder.absolute().parent.is_dir():
+            raise ConfigurationError(
+                f"source {self._source!r}: the folder of shadow {self._folder} does not exist"
+            )
+        try:
+            make_private_folder(self._folder)
+        except OSError as error:
+            raise ConfigurationError(
+                f"source {self._source!r}: the folder of its shadow, {self._folder}, cannot be made: "
+                f"{error.strerror or 'there is a file of that name'}"
+            ) from None
 
     def _read(self, connection: duckdb.DuckDBPyConnection) -> Content:
         columns = connection.execute(

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar
 
 from adapters.shadow.engine import Engine, translated
@@ -72,8 +71,7 @@ class SqlAlchemyAdapter(Adapter):
         self._clock = clock
         self._wall = wall
         self._database = Database(config.name, options)
-        spill = Path(f"{options.shadow}.tmp")
-        self._engine = Engine(config.name, clock, memory_limit=options.memory_limit, spill=spill)
+        self._engine = Engine(config.name, clock, memory_limit=options.memory_limit)
         policy = TrimPolicy(
             clock, trim=options.trim, entries=options.trim_entries, seconds=options.trim_seconds
         )
@@ -126,7 +124,8 @@ class SqlAlchemyAdapter(Adapter):
                 if seen is None or not held.prepared or self._clock() >= seen.due:
                     seen, apart = self._cycle(held, source), ""
                 self._seen = seen if held.prepared else None
-                snapshot = ShadowSnapshot(held, seen.catalog, seen.drifted, source.rows, apart)
+                timeout = self._options.footprint.statement_timeout
+                snapshot = ShadowSnapshot(held, seen.catalog, seen.drifted, source.rows, timeout, apart)
                 stack.callback(snapshot.close)
             yield snapshot
 

@@ -37,14 +37,14 @@ class Hint:
 class Options:
     """One SQLAlchemy source as configured.
 
-    `shadow`: the file that keeps the state and the differences. `poll_interval`: seconds between two cycles;
+    `shadow`: the folder of the state and the differences. `poll_interval`: seconds between two cycles;
     snapshots in between show the state of the last one; 0 means that each snapshot is a cycle. `isolation`:
     the level under which one transaction reads one state, "" for what the dialect is known to have, or `none`
     if it has none. `schemas`: further schemas, whose tables are shown as `schema.table`. `exclude`:
     columns (`relation.column`) that are not shown. `hints`: by relation. `full_every`: seconds after which a
     relation with a hint is compared as a whole; 0 means every time. `chunk_rows`: rows fetched at a time, at
     most. `numeric_scale`: digits after the point of numbers that are declared without. `memory_limit`: what a
-    comparison may keep in memory before it spills to disk beside the shadow. `trim`, `trim_entries`,
+    comparison may keep in memory before it spills to a temporary folder. `trim`, `trim_entries`,
     `trim_seconds`: whether acknowledged history is deleted from the shadow, and when that is due.
     `lock_timeout`: seconds to wait for a shadow that another process holds. `footprint`: the common options.
     """
@@ -104,12 +104,12 @@ def parse(config: SourceConfig) -> Options:
 
 
 def default_shadow(source: str) -> str:
-    """The shadow's file, in the working directory.
+    """The shadow's folder, in the working directory.
 
     >>> default_shadow("shop")
-    'shop.lockstep-shadow.duckdb'
+    'shop.lockstep-shadow'
     """
-    return re.sub(r"[^\w.-]", "_", source) + ".lockstep-shadow.duckdb"
+    return re.sub(r"[^\w.-]", "_", source) + ".lockstep-shadow"
 
 
 def _hints(given: GivenOptions, overlap: float) -> Mapping[str, Hint]:

@@ -3,6 +3,7 @@
 from adapters.conformance.case import Case
 from adapters.conformance.cases import (
     agreement,
+    disturbances,
     drift,
     fetching,
     large,
@@ -33,6 +34,7 @@ CASES: tuple[Case, ...] = (
     *waiting.CASES,
     *large.CASES,
     *drift.CASES,
+    *disturbances.CASES,
     *rights.CASES,
     *recovery.CASES,
     *agreement.CASES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from adapters.conformance.tests import (
     broken_changes,
+    broken_disturbances,
     broken_fetch,
     broken_lifecycle,
     broken_marks,
@@ -16,6 +17,7 @@ from adapters.conformance.tests.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *broken_changes.FAULTS,
+    *broken_disturbances.FAULTS,
     *broken_fetch.FAULTS,
     *broken_lifecycle.FAULTS,
     *broken_marks.FAULTS,

@@ -9,17 +9,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from adapters.conformance import (
     AddColumn,
+    CreateTable,
     Delete,
+    Disturbance,
     DropColumn,
+    DropTable,
     Empty,
     Fill,
     Harness,
     Insert,
+    LoseCapture,
     Mark,
     Operation,
     Overwrite,
@@ -31,6 +36,7 @@ from adapters.conformance import (
     Update,
     Writer,
     effective,
+    keeps,
 )
 from adapters.global_marks import MARKER
 from adapters.memory import MemoryAdapter, MemoryDatabase
@@ -181,6 +187,20 @@ class MemoryHarness(Harness):
             case AddColumn() | RenameTable():
                 pass
         self.database.alter(change.relation, change.applied(schema), rows)
+
+    def disturb(self, disturbance: Disturbance) -> None:
+        table = disturbance.table
+        match disturbance:
+            case LoseCapture():
+                self.database.change(lambda version: replace(version, capture=None))
+            case DropTable():
+                self.database.drop(table.name)
+            case CreateTable():
+                self.create([table])
+            case _:
+                rows = self.database.version.table(table.name).to_pylist()
+                kept = [row for row in rows if keeps(disturbance, tuple(row.values()))]
+                self.database.alter(table.name, table, kept)
 
     def without_right(self, right: str) -> Adapter:
         self._restricted = ReadOnly(f"{self.database.name} for reading", self.database)

@@ -12,7 +12,9 @@ import duckdb
 import pyarrow as pa
 
 from adapters.conformance import (
+    Disturbance,
     Harness,
+    LoseCapture,
     Quirks,
     SchemaChange,
     SqlWriter,
@@ -20,10 +22,12 @@ from adapters.conformance import (
     Writer,
     alter_table,
     altered,
+    disturb_table,
     in_process,
 )
 from adapters.duckdb.adapter import DuckDBAdapter
 from adapters.duckdb.trigger_layout import COMMITS
+from adapters.shadow.store import shadow_file
 from adapters.spi import Adapter, SourceConfig
 from algebra.schema import RelationSchema
 
@@ -171,6 +175,19 @@ class DuckDBHarness(Harness):
                 connection.execute(create_table(after))
                 connection.execute(f"INSERT INTO {quote(after.name)} SELECT * FROM old")
 
+    def disturb(self, disturbance: Disturbance) -> None:
+        with duckdb.connect(str(self.path)) as connection:
+            if isinstance(disturbance, LoseCapture):
+                name = disturbance.table.name
+                found = connection.execute(
+                    "SELECT trigger_name FROM duckdb_triggers() WHERE table_name = ?", [name]
+                )
+                statements = [f"DROP TRIGGER {quote(t)} ON {quote(name)}" for (t,) in found.fetchall()]
+            else:
+                statements = disturb_table(disturbance, quote, create_table)
+            for statement in statements:
+                connection.execute(statement)
+
     def history_size(self) -> int:
         return _count(self.path, COMMITS)
 
@@ -181,8 +198,18 @@ class DuckDBDiffHarness(DuckDBHarness):
     quirks = replace(DuckDBHarness.quirks, no_overwrite="")
     capture = "diff"
 
+    @property
+    def shadow(self) -> Path:
+        return shadow_file(self.path.with_name("shop.duckdb.lockstep-shadow"))
+
+    def disturb(self, disturbance: Disturbance) -> None:
+        if isinstance(disturbance, LoseCapture):
+            self.shadow.unlink()
+        else:
+            super().disturb(disturbance)
+
     def history_size(self) -> int:
-        return _count(self.path.with_name("shop.duckdb.lockstep-shadow.duckdb"), "cycles")
+        return _count(self.shadow, "cycles")
 
 
 HARNESSES = {"trigger": DuckDBHarness, "diff": DuckDBDiffHarness}

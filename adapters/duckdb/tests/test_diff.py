@@ -14,6 +14,7 @@ from adapters.duckdb.adapter import DuckDBAdapter
 from adapters.duckdb.tests.conftest import MakeAdapter
 from adapters.duckdb.tests.owner import Owner, OwnerError
 from adapters.duckdb.tests.views import changes_after, deltas, state
+from adapters.shadow.store import shadow_file
 from adapters.spi import Boundaries, Changes, SourceConfig
 from algebra.errors import ConfigurationError, PositionTrimmedError, SchemaChangedError
 from algebra.position import ORIGIN
@@ -33,7 +34,7 @@ def prepared(owner: Owner, path: Path, make: MakeAdapter) -> MakeAdapter:
 
 
 def shadow_of(path: Path) -> Path:
-    return path.with_name(path.name + ".lockstep-shadow.duckdb")
+    return path.with_name(path.name + ".lockstep-shadow")
 
 
 def test_capabilities_are_honest(make: MakeAdapter) -> None:
@@ -177,7 +178,7 @@ def test_a_lost_shadow_is_a_new_history(
     adapter.prepare(["stock", "bag"])
     owner.write(path, "INSERT INTO stock VALUES (3, 0)")
     _, position = changes_after(adapter, ORIGIN)
-    shadow_of(path).unlink()
+    shadow_file(shadow_of(path)).unlink()
     if restart:
         adapter = prepared("diff")
         adapter.prepare(["stock", "bag"])

@@ -223,3 +223,25 @@ def test_a_local_view_that_no_longer_fits_is_refused(
 def test_an_error_of_the_caller_stays_the_callers(adapter: DuckDBAdapter) -> None:
     with pytest.raises(duckdb.Error), adapter.snapshot():
         duckdb.sql("SELECT nonsense")
+
+
+def test_a_product_without_end_is_given_up(owner: Owner, path: Path, make: MakeAdapter) -> None:
+    owner.write(path, "CREATE TABLE t AS SELECT range AS i FROM range(10000)")
+    for capture in ("trigger", "diff"):
+        adapter = make(capture=capture, statement_timeout=0.2)
+        adapter.prepare(["t"])
+        aliases = ("a", "b", "c", "d")
+        # Nothing comes out of it: it is ended from outside.
+        lost = Call(Operator.EQ, (ColumnRef("d", "i"), ColumnRef("a", "i")))
+        query = LocalView(
+            "v",
+            "shop",
+            tuple(Occurrence(alias, "t") for alias in aliases),
+            (),
+            (lost,),
+            tuple(OutputColumn(alias, ColumnRef(alias, "i"), pa.int64()) for alias in aliases),
+        )
+        with adapter.snapshot() as snapshot, pytest.raises(SourceUnavailableError, match="statement_timeout"):
+            sum(batch.num_rows for batch in snapshot.fetch(query))
+        assert sum(fetch(adapter, whole(adapter.catalog(), "t")).values()) == 10000
+        adapter.close()

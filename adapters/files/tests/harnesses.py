@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,10 @@ import duckdb
 import pyarrow as pa
 
 from adapters.conformance import (
+    Disturbance,
+    DropTable,
     Harness,
+    LoseCapture,
     Quirks,
     RenameTable,
     SchemaChange,
@@ -19,9 +23,11 @@ from adapters.conformance import (
     Writer,
     altered,
     in_process,
+    keeps,
 )
 from adapters.files.adapter import FilesAdapter
 from adapters.files.tests.owner import MARKER, SUFFIXES, FilesWriter, Owner
+from adapters.shadow.store import shadow_file
 from adapters.spi import Adapter, SourceConfig
 from algebra.schema import RelationSchema
 
@@ -47,7 +53,7 @@ class FilesHarness(Harness):
 
     @property
     def shadow(self) -> Path:
-        return self.directory / "inbox.lockstep-shadow.duckdb"
+        return self.directory / "inbox.lockstep-shadow"
 
     def create(self, tables: Sequence[RelationSchema]) -> None:
         self._tables = tuple(tables)
@@ -84,8 +90,20 @@ class FilesHarness(Harness):
             name = change.to if isinstance(change, RenameTable) else change.relation
             held[name] = (after, [_moved(row, schema, after) for row in rows])
 
+    def disturb(self, disturbance: Disturbance) -> None:
+        if isinstance(disturbance, LoseCapture):
+            shutil.rmtree(self.shadow)
+            return
+        with Owner(self.directory, self.format).transaction() as held:
+            _, rows = held.pop(disturbance.table.name, (None, []))
+            if not isinstance(disturbance, DropTable):
+                held[disturbance.table.name] = (
+                    disturbance.table,
+                    [row for row in rows if keeps(disturbance, row)],
+                )
+
     def history_size(self) -> int:
-        with duckdb.connect(str(self.shadow), read_only=True) as connection:
+        with duckdb.connect(str(shadow_file(self.shadow)), read_only=True) as connection:
             found = connection.execute("SELECT count(*) FROM cycles").fetchone()
             return int(found[0]) if found else 0
 

@@ -286,7 +286,7 @@ def test_a_huge_line_is_read_up_to_a_bound(make: MakeAdapter, folder: Path) -> N
     start(adapter, "item")
     assert rows(adapter, "item") == {(1, value + "\n"): 1, (2, "b"): 1}
     with pytest.raises(DataError, match=r"item\.csv:2: the row is longer than 1 MB"):
-        make(max_line_mb=1, shadow=str(folder.with_name("other.duckdb"))).prepare(["item"])
+        make(max_line_mb=1, shadow=str(folder.with_name("other"))).prepare(["item"])
 
 
 def test_a_large_file_is_read_in_blocks(make: MakeAdapter, folder: Path) -> None:
@@ -361,7 +361,7 @@ def test_wrong_options_are_one_line(make: MakeAdapter, options: dict[str, Any], 
 
 def test_a_shadow_inside_the_folder_is_refused(make: MakeAdapter, folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="inside the folder of the files"):
-        make(shadow=str(folder / "shadow.duckdb"))
+        make(shadow=str(folder / "shadow"))
 
 
 def test_the_steps_of_prepare_and_remove_are_told_before(

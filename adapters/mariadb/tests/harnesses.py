@@ -21,7 +21,9 @@ from pymysql.constants import CLIENT
 
 from adapters.conformance import (
     CaseSkipped,
+    Disturbance,
     Harness,
+    LoseCapture,
     Quirks,
     RetypeColumn,
     Sample,
@@ -30,6 +32,7 @@ from adapters.conformance import (
     Writer,
     alter_table,
     altered,
+    disturb_table,
     in_process,
 )
 from adapters.conformance.operations import Row
@@ -199,7 +202,7 @@ class MariaDBHarness(Harness):
         no_trimming="the server expires its own binlog; the adapter has no history to trim",
     )
     capture = "log"
-    rights = (
+    rights: ClassVar[tuple[str, ...]] = (
         "SELECT", "REPLICATION SLAVE", "BINLOG MONITOR", "CREATE", "DROP", "INSERT", "DELETE",
     )  # fmt: skip
     server_rights: ClassVar[tuple[str, ...]] = ("REPLICATION SLAVE", "BINLOG MONITOR")
@@ -286,6 +289,17 @@ class MariaDBHarness(Harness):
             statement = f"ALTER TABLE {quote(change.relation)} MODIFY {quote(change.column)} {declared}"
         self.server.run(statement, database=self.database)
 
+    def disturb(self, disturbance: Disturbance) -> None:
+        if isinstance(disturbance, LoseCapture):
+            statements = self.losing(disturbance.table)
+        else:
+            statements = disturb_table(disturbance, quote, self._create_table)
+        self.server.run(*statements, database=self.database)
+
+    def losing(self, table: RelationSchema) -> list[str]:
+        """The statements that take a table out of capture: the whole of it, for the log is the server's."""
+        return [f"DROP TABLE {name.partition(' ')[2]}" for name in self.objects() if " _lockstep" in name]
+
     def without_right(self, right: str) -> Adapter:
         user = f"{self.user}_{self.rights.index(right)}"
         self.server.run(*self.grants(user, [r for r in self.rights if r != right]))
@@ -318,8 +332,14 @@ class MariaDBTriggerHarness(MariaDBHarness):
         },
     )
     capture = "trigger"
-    rights = ("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "DROP", "TRIGGER")
-    server_rights: ClassVar[tuple[str, ...]] = ()
+    rights = ("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "DROP", "TRIGGER", "PROCESS")
+    server_rights: ClassVar[tuple[str, ...]] = ("PROCESS",)
+
+    def losing(self, table: RelationSchema) -> list[str]:
+        found = self.server.run(
+            f"SHOW TRIGGERS FROM {self.database} WHERE `Table` = '{table.name}'", database=self.database
+        )
+        return [f"DROP TRIGGER {quote(row[0])}" for row in found]
 
     def history_size(self) -> int:
         logs = self.server.run(

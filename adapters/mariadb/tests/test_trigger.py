@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -124,13 +125,60 @@ def test_truncate_is_noticed(source: Source, table: str) -> None:
     assert ids(adapter, after) == [[2]]
 
 
-def test_truncate_is_noticed_without_the_right_process_by_the_counter(source: Source) -> None:
-    source.run(COUNTED, "INSERT INTO item (name) VALUES ('x'), ('y')")
+@pytest.mark.parametrize("name", ["plain", "tä b-表@x", "it's #P# a"])
+def test_truncate_is_noticed_whatever_the_name(source: Source, name: str) -> None:
+    source.run(f"CREATE TABLE `{name}` (id INT PRIMARY KEY) PARTITION BY HASH (id) PARTITIONS 2")
+    adapter, start = source.prepared("trigger", name)
+    source.run(f"TRUNCATE TABLE `{name}`")
+    with pytest.raises(SchemaChangedError, match="was truncated"):
+        entries(adapter, start)
+
+
+def plain_user(source: Source) -> None:
+    """A user that has every right but PROCESS."""
     source.run(
         f"CREATE OR REPLACE USER plain@'%' IDENTIFIED BY '{SECRET}'",
         f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, TRIGGER ON `{source.database}`.* TO plain@'%'",
     )
+
+
+def test_where_truncate_would_go_unnoticed_prepare_is_refused(source: Source) -> None:
+    source.run(ITEM)
+    plain_user(source)
+    with pytest.raises(ConfigurationError, match="without the right PROCESS no TRUNCATE is noticed"):
+        source.adapter("trigger", "plain", SECRET).prepare(["item"])
+    source.adapter("trigger", "plain", SECRET, truncate="never").prepare(["item"])
+    # With the right, what was not known when it was prepared is noted from then on.
+    adapter = source.adapter("trigger")
+    assert len(adapter.prepare(["item"])) == 1
+    assert adapter.prepare(["item"]) == []
+    start = position(adapter)
+    source.run("TRUNCATE TABLE item")
+    with pytest.raises(SchemaChangedError, match="was truncated"):
+        entries(adapter, start)
+
+
+def test_a_right_that_is_withdrawn_is_missed(source: Source) -> None:
+    source.run(ITEM)
+    plain_user(source)
+    source.run("GRANT PROCESS ON *.* TO plain@'%'")
     adapter = source.adapter("trigger", "plain", SECRET)
+    adapter.prepare(["item"])
+    start = position(adapter)
+    source.run("REVOKE PROCESS ON *.* FROM plain@'%'")
+    adapter = source.adapter("trigger", "plain", SECRET)
+    with pytest.raises(SchemaChangedError, match="without the right PROCESS"):
+        entries(adapter, start)
+    with pytest.raises(ConfigurationError, match="without the right PROCESS"):
+        adapter.prepare(["item"])
+    source.run("GRANT PROCESS ON *.* TO plain@'%'")
+    assert entries(source.adapter("trigger", "plain", SECRET), start) == []
+
+
+def test_a_promise_not_to_truncate_that_is_broken_is_noticed_by_the_counter(source: Source) -> None:
+    source.run(COUNTED, "INSERT INTO item (name) VALUES ('x'), ('y')")
+    plain_user(source)
+    adapter = source.adapter("trigger", "plain", SECRET, truncate="never")
     adapter.prepare(["item"])
     start = position(adapter)
     source.run("TRUNCATE TABLE item")
@@ -138,7 +186,7 @@ def test_truncate_is_noticed_without_the_right_process_by_the_counter(source: So
         entries(adapter, start)
     # Noted in the source: an adapter that never saw the counter knows it, too.
     with pytest.raises(SchemaChangedError, match="was truncated"):
-        entries(source.adapter("trigger", "plain", SECRET), start)
+        entries(source.adapter("trigger", "plain", SECRET, truncate="never"), start)
 
 
 @pytest.mark.parametrize("rule", ["ON DELETE CASCADE", "ON UPDATE CASCADE", "ON DELETE SET NULL"])
@@ -189,6 +237,82 @@ def test_prepare_and_remove_can_be_taken_up_where_they_were_interrupted(source: 
         adapter.remove()
         assert source.run("SHOW TABLES") == before
         assert source.run("SHOW TRIGGERS") == ()
+
+
+UNSEEN = {
+    "truncated": ("TRUNCATE TABLE item", "INSERT INTO item VALUES (7, 'new')"),
+    "rebuilt": (
+        "CREATE TABLE copy LIKE item",
+        "INSERT INTO copy SELECT * FROM item WHERE id > 1",
+        "DROP TABLE item",
+        "RENAME TABLE copy TO item",
+        "INSERT INTO item VALUES (7, 'new')",
+    ),
+}
+OTHER = "CREATE TABLE other (id INT PRIMARY KEY)"
+
+
+@pytest.mark.parametrize("story", UNSEEN)
+def test_what_no_trigger_saw_is_lost_also_to_a_reader_at_the_end(
+    source: Source, capture: str, story: str
+) -> None:
+    """Prepare mends it, also when nobody has noticed it before."""
+    source.run(ITEM, OTHER)
+    adapter, _ = source.prepared(capture, "item", "other")
+    source.run("INSERT INTO item VALUES (1, 'x'), (2, 'y')")
+    end = position(adapter)
+    assert entries(adapter, end) == []
+    adapter.close()
+    source.run(*UNSEEN[story])
+    adapter = source.adapter(capture)
+    adapter.prepare(["other"])
+    with pytest.raises(ResyncRequiredError, match=r"shop\.item"):
+        entries(adapter, end)
+    again = position(adapter)
+    assert adapter.prepare(["item", "other"]) == []
+    source.run("DELETE FROM item WHERE id = 7")
+    assert ids(adapter, again) == [[7]]
+
+
+def test_a_table_that_was_gone_is_not_taken_for_the_one_of_before(source: Source, capture: str) -> None:
+    """Another relation is prepared meanwhile, by which the one that is gone is forgotten."""
+    source.run(ITEM, OTHER)
+    adapter, _ = source.prepared(capture, "item", "other")
+    source.run("INSERT INTO item VALUES (1, 'x')")
+    end = position(adapter)
+    source.run("DROP TABLE item")
+    other = source.adapter(capture)
+    other.prepare(["other"])
+    known = position(other)
+    source.run(ITEM, "INSERT INTO item VALUES (2, 'in no log')")
+    for again in ((), ("item",)):
+        adapter.prepare(again)
+        with pytest.raises(PositionTrimmedError, match="a relation was lost and prepared again"):
+            entries(adapter, end)
+    # A relation that is new to everybody who is still there costs nobody the place.
+    source.run("INSERT INTO item VALUES (3, 'z')")
+    assert ids(adapter, known) == [[3]]
+
+
+def test_wherever_mending_is_interrupted_the_loss_stays_known(source: Source, capture: str) -> None:
+    source.run(ITEM, OTHER)
+    adapter, _ = source.prepared(capture, "item", "other")
+    for done in itertools.count():
+        source.run(f"INSERT INTO item (id) VALUES ({done})")
+        end = position(adapter)
+        source.run(f"ALTER TABLE item ADD COLUMN more_{done} INT")
+        steps = adapter.prepare(["other"], dry_run=True)
+        if done > len(steps):
+            break
+        # The connection ends with them: what was not committed is rolled back.
+        source.run(*steps[:done])
+        adapter.prepare(["other"])
+        with pytest.raises(ResyncRequiredError):
+            entries(adapter, end)
+        start = position(adapter)
+        source.run(f"DELETE FROM item WHERE id = {done}")
+        assert ids(adapter, start) == [[done]]
+        assert adapter.prepare(["item", "other"]) == []
 
 
 def test_captures_are_not_mixed(source: Source) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,7 +18,9 @@ import psycopg
 import pyarrow as pa
 
 from adapters.conformance import (
+    Disturbance,
     Harness,
+    LoseCapture,
     Quirks,
     Sample,
     SchemaChange,
@@ -25,6 +28,7 @@ from adapters.conformance import (
     Writer,
     alter_table,
     altered,
+    disturb_table,
     in_process,
 )
 from adapters.conformance.case import CaseSkipped
@@ -160,14 +164,17 @@ class PostgresHarness(Harness):
             connection.execute("CREATE DOMAIN public.positive AS int4 CHECK (value > 0)")
         with self._server.connect(self.database, OWNER) as connection:
             for table in tables:
-                parts = [
-                    f"{quote(c.name)} {self.declared.get((table.name, c.name)) or DECLARED[c.type]}"
-                    for c in table.columns
-                ]
-                if table.key:
-                    parts.append(f"PRIMARY KEY ({', '.join(map(quote, table.key))})")
-                connection.execute(f"CREATE TABLE {quote(table.name)} ({', '.join(parts)})".encode())
+                connection.execute(self._create_table(table).encode())
         self._grant(self.user, self.grants)
+
+    def _create_table(self, table: RelationSchema) -> str:
+        parts = [
+            f"{quote(c.name)} {self.declared.get((table.name, c.name)) or DECLARED[c.type]}"
+            for c in table.columns
+        ]
+        if table.key:
+            parts.append(f"PRIMARY KEY ({', '.join(map(quote, table.key))})")
+        return f"CREATE TABLE {quote(table.name)} ({', '.join(parts)})"
 
     def writer(self, number: int) -> Writer:
         url = self._server.url(self.database, OWNER)
@@ -212,6 +219,20 @@ class PostgresHarness(Harness):
         self._tables = altered(self._tables, change)
         with self._server.connect(self.database, OWNER) as connection:
             connection.execute(alter_table(change, quote, DECLARED).encode())
+
+    def disturb(self, disturbance: Disturbance) -> None:
+        if isinstance(disturbance, LoseCapture):
+            with self._server.connect(self.database) as connection:
+                connection.execute(self.losing(disturbance.table).encode())
+            return
+        with self._server.connect(self.database, OWNER) as connection:
+            for statement in disturb_table(disturbance, quote, self._create_table):
+                connection.execute(statement.encode())
+        self._grant(self.user, self.grants)
+
+    @abstractmethod
+    def losing(self, table: RelationSchema) -> str:
+        """The statement that takes a table out of capture."""
 
     def without_right(self, right: str) -> Adapter:
         user = f"without_{right.replace(' ', '_')}_{self.capture}"
@@ -260,6 +281,9 @@ class LogHarness(PostgresHarness):
         "select": "GRANT SELECT ON ALL TABLES IN SCHEMA public TO {user}",
     }
 
+    def losing(self, table: RelationSchema) -> str:
+        return f"ALTER PUBLICATION _lockstep DROP TABLE {quote(table.name)}"
+
     def history_size(self) -> int:
         with self._server.connect(self.database) as connection:
             row = connection.execute(
@@ -284,6 +308,9 @@ class TriggerHarness(PostgresHarness):
         "create on database": "GRANT CREATE ON DATABASE {db} TO {user}",
         "create on schema": "GRANT CREATE ON SCHEMA public TO {user}",
     }
+
+    def losing(self, table: RelationSchema) -> str:
+        return f"ALTER TABLE {quote(table.name)} DISABLE TRIGGER USER"
 
     def history_size(self) -> int:
         with self._server.connect(self.database) as connection:

@@ -44,6 +44,65 @@ def test_a_slot_that_nobody_acknowledges_is_given_up(sql: Sql, make: MakeAdapter
     assert len(follower.follow()) == 1
 
 
+def test_a_loss_stays_known_if_the_new_slot_cannot_be_made(
+    server: PostgresServer, database: str, sql: Sql, make: MakeAdapter
+) -> None:
+    sql("CREATE TABLE item (id int PRIMARY KEY)", "CREATE TABLE filler (t text)")
+    adapter = make("log")
+    adapter.prepare(["item"])
+    follower = Follower(adapter)
+    sql("INSERT INTO item VALUES (1)")
+    follower.follow()
+    adapter.close()
+    sql(
+        "CREATE TABLE copy (id int PRIMARY KEY)",
+        "DROP TABLE item",
+        "ALTER TABLE copy RENAME TO item",
+        "INSERT INTO item VALUES (2)",
+    )
+    with server.connect(database) as writer:
+        # A new slot waits for the end of all that is being written.
+        writer.execute("BEGIN")
+        writer.execute("INSERT INTO filler VALUES ('open')")
+        with pytest.raises(SourceUnavailableError):
+            make("log", statement_timeout=1).prepare(["item"])
+        with make("log").snapshot() as snapshot, pytest.raises(PositionTrimmedError):
+            snapshot.changes(follower.position)
+        writer.execute("ROLLBACK")
+    adapter = make("log")
+    assert len(adapter.prepare(["item"])) == 1, "the relations were mended, the slot was not made"
+    with adapter.snapshot() as snapshot, pytest.raises(PositionTrimmedError):
+        snapshot.changes(follower.position)
+    assert adapter.prepare(["item"]) == []
+    follower = Follower(adapter)
+    sql("INSERT INTO item VALUES (3)")
+    assert len(follower.follow()) == 1
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_table_that_was_gone_is_not_taken_for_the_one_of_before(
+    sql: Sql, make: MakeAdapter, capture: str
+) -> None:
+    """Another relation is prepared meanwhile, by which the one that is gone is forgotten."""
+    sql("CREATE TABLE item (id int PRIMARY KEY)", "CREATE TABLE other (id int)")
+    adapter = make(capture)
+    adapter.prepare(["item", "other"])
+    sql("INSERT INTO item VALUES (1)")
+    end = Follower(adapter).position
+    sql("DROP TABLE item")
+    other = make(capture)
+    other.prepare(["other"])
+    known = Follower(other)
+    sql("CREATE TABLE item (id int PRIMARY KEY)", "INSERT INTO item VALUES (2)")
+    for again in ([], ["item"]):
+        adapter.prepare(again)
+        with adapter.snapshot() as snapshot, pytest.raises(PositionTrimmedError):
+            snapshot.changes(end)
+    # A relation that is new to everybody who is still there costs nobody the place.
+    sql("INSERT INTO other VALUES (1)")
+    assert known.follow() == [{"other": {(1,): 1}}]
+
+
 def test_the_slot_passes_by_what_is_of_no_concern(sql: Sql, make: MakeAdapter) -> None:
     """Other tables are written, nothing is to be acknowledged: the slot moves, and the position does not."""
     sql("CREATE TABLE item (id int PRIMARY KEY)", "CREATE TABLE filler (t text)")

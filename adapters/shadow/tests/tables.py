@@ -67,7 +67,7 @@ class Tables(SourceState):
 def open_shadow(folder: Path, **options: Any) -> Shadow:
     """A shadow that trims at once."""
     policy = TrimPolicy(lambda: 0.0, entries=0, seconds=0)
-    return Shadow(Engine("shop", **options), folder / "shadow.duckdb", policy, lock_timeout=20)
+    return Shadow(Engine("shop", **options), folder / "shadow", policy, lock_timeout=20)
 
 
 def cycle(shadow: Shadow, tables: Tables) -> Position:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from adapters.shadow.extent import ArrowExtent
-from adapters.shadow.store import Shadow
+from adapters.shadow.store import Shadow, shadow_file
 from adapters.shadow.tests.tables import (
     ITEM,
     NOTE,
@@ -168,7 +168,7 @@ def test_steps_are_told_before_they_are_taken_and_removal_leaves_nothing(
     assert shadow.prepare(tables, ["item"]) == planned
     assert shadow.prepare(tables, ["item"]) == []
     assert any("the rows of item" in step for step in planned)
-    assert shadow.remove(dry_run=True) == shadow.remove() == [f"delete {tmp_path / 'shadow.duckdb'}"]
+    assert shadow.remove(dry_run=True) == shadow.remove() == [f"delete {tmp_path / 'shadow'}"]
     assert list(tmp_path.iterdir()) == []
     with shadow.opened() as held:
         assert not held.prepared
@@ -193,7 +193,7 @@ def test_drift_is_told_in_words(shadow: Shadow, changed: object, problem: str) -
 
 
 def test_a_shadow_of_another_version_is_refused(shadow: Shadow, tables: Tables, tmp_path: Path) -> None:
-    with duckdb.connect(str(tmp_path / "shadow.duckdb")) as connection:
+    with duckdb.connect(str(shadow_file(tmp_path / "shadow"))) as connection:
         connection.execute("UPDATE meta SET format = 99")
     with pytest.raises(ConfigurationError, match="another version of Lockstep"):
         cycle(shadow, tables)
@@ -202,7 +202,7 @@ def test_a_shadow_of_another_version_is_refused(shadow: Shadow, tables: Tables, 
 def test_a_comparison_beyond_the_memory_limit_spills(tmp_path: Path) -> None:
     count = 300_000
     tables = Tables(NOTE, batch_rows=50_000)
-    shadow = open_shadow(tmp_path, memory_limit="60MB", spill=tmp_path / "shadow.duckdb.tmp")
+    shadow = open_shadow(tmp_path, memory_limit="60MB")
     tables.contents["note"] = [(f"{i:0100d}", i) for i in range(count)]
     shadow.prepare(tables, ["note"])
     tables.contents["note"][7] = ("other", 7)

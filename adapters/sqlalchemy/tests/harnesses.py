@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import shutil
 import sqlite3
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +25,10 @@ import pyarrow as pa
 import pymysql
 
 from adapters.conformance import (
+    Disturbance,
     DropColumn,
     Harness,
+    LoseCapture,
     Quirks,
     RetypeColumn,
     SchemaChange,
@@ -34,6 +37,7 @@ from adapters.conformance import (
     Writer,
     alter_table,
     altered,
+    disturb_table,
     in_process,
 )
 from adapters.conformance.case import CaseSkipped
@@ -43,6 +47,7 @@ from adapters.servers import mariadb as mariadb_server
 from adapters.servers import postgresql as postgresql_server
 from adapters.servers.mariadb import MariaDBServer
 from adapters.servers.postgresql import ORDERLY, PostgresServer
+from adapters.shadow.store import shadow_file
 from adapters.spi import Adapter, SourceConfig
 from adapters.sqlalchemy.adapter import SqlAlchemyAdapter
 from algebra.schema import RelationSchema
@@ -60,6 +65,7 @@ class SqlAlchemyHarness(Harness):
     """A database behind a SQLAlchemy url, with the shadow in the case's folder."""
 
     declared_types: ClassVar[Mapping[pa.DataType, str]]
+    truncate: ClassVar[str] = "TRUNCATE TABLE"
 
     @property
     @abstractmethod
@@ -75,7 +81,7 @@ class SqlAlchemyHarness(Harness):
 
     @property
     def shadow(self) -> Path:
-        return self.directory / "shop.lockstep-shadow.duckdb"
+        return self.directory / "shop.lockstep-shadow"
 
     def create(self, tables: Sequence[RelationSchema]) -> None:
         self._tables = tuple(tables)
@@ -110,8 +116,14 @@ class SqlAlchemyHarness(Harness):
         self._tables = altered(self._tables, change)
         self.execute(alter_table(change, self.quote, self.declared_types))
 
+    def disturb(self, disturbance: Disturbance) -> None:
+        if isinstance(disturbance, LoseCapture):
+            shutil.rmtree(self.shadow)
+        else:
+            self.execute(*disturb_table(disturbance, self.quote, self.create_table, truncate=self.truncate))
+
     def history_size(self) -> int:
-        with duckdb.connect(str(self.shadow), read_only=True) as connection:
+        with duckdb.connect(str(shadow_file(self.shadow)), read_only=True) as connection:
             (count,) = connection.execute("SELECT count(*) FROM cycles").fetchone() or (0,)
         return int(count)
 
@@ -152,6 +164,7 @@ class SqliteWriter(SqlWriter):
 class SqliteHarness(SqlAlchemyHarness):
     """A SQLite file in write-ahead mode, read by Python's driver."""
 
+    truncate: ClassVar[str] = "DELETE FROM"
     declared_types: ClassVar[Mapping[pa.DataType, str]] = {
         pa.int64(): "INTEGER",
         pa.float64(): "REAL",

@@ -10,6 +10,7 @@ import pytest
 
 from adapters.conformance.check import check_source
 from adapters.conformance.queries import select
+from adapters.shadow.store import shadow_file
 from adapters.spi import Level, SourceConfig
 from adapters.sqlalchemy.adapter import SqlAlchemyAdapter
 from adapters.sqlalchemy.tests.conftest import Clock, MakeAdapter, on_mariadb, on_postgresql
@@ -119,7 +120,7 @@ def test_a_lost_shadow_starts_a_new_history(database: SqlAlchemyHarness, make: M
     adapter = make()
     adapter.prepare(["t"])
     old = position_of(adapter)
-    database.shadow.unlink()
+    shadow_file(database.shadow).unlink()
     database.execute("INSERT INTO t VALUES (1, 1)")
     now = position_of(adapter)
     assert now.token != old.token
@@ -219,7 +220,7 @@ def test_the_shadow_is_in_the_working_directory_unless_configured(
     monkeypatch.chdir(elsewhere)
     adapter = SqlAlchemyAdapter(SourceConfig("my shop", "sqlalchemy", database.url))
     adapter.prepare(["t"])
-    assert [file.name for file in elsewhere.iterdir()] == ["my_shop.lockstep-shadow.duckdb"]
+    assert [file.name for file in elsewhere.iterdir()] == ["my_shop.lockstep-shadow"]
     adapter.remove()
     assert list(elsewhere.iterdir()) == []
     adapter.close()

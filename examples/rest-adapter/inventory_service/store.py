@@ -158,7 +158,12 @@ class Store:
             self._specs.pop(table, None)
             self._rows.pop(table, None)
             if made is not None:
-                self._specs[table] = {"columns": made["columns"], "key": made["key"]}
+                # With the version: a table that is made anew in the same shape is another one.
+                self._specs[table] = {
+                    "columns": made["columns"],
+                    "key": made["key"],
+                    "made": self.version + 1,
+                }
                 self._rows[table] = Counter(json.dumps(row) for row in made["rows"])
         for table, changed in line.get("commit", {}).items():
             rows = Counter(self._rows[table])

@@ -23,11 +23,14 @@ from lockstep_inventory.client import Client
 from adapters.conformance import (
     AddColumn,
     Delete,
+    Disturbance,
     DropColumn,
+    DropTable,
     Empty,
     Fill,
     Harness,
     Insert,
+    LoseCapture,
     Mark,
     Overwrite,
     Quirks,
@@ -40,6 +43,7 @@ from adapters.conformance import (
     Writer,
     conformance_tests,
     effective,
+    keeps,
 )
 from adapters.conformance.operations import Operation
 from adapters.spi import Adapter, SourceConfig
@@ -223,6 +227,18 @@ class InventoryHarness(Harness):
                 pass
         new = change.applied(old)
         self._owner.call("PUT", "tables", body={change.relation: None} | {new.name: spec(new, rows)})
+
+    def disturb(self, disturbance: Disturbance) -> None:
+        table = disturbance.table
+        if isinstance(disturbance, LoseCapture):
+            self._client("keeping").call("DELETE", "feeds", "lockstep-shop")
+            return
+        made = None
+        if not isinstance(disturbance, DropTable):
+            there = table.name in self._owner.call("GET", "tables")["tables"]
+            rows = read(self._owner, table.name) if there else []
+            made = spec(table, [row for row in rows if keeps(disturbance, row)])
+        self._owner.call("PUT", "tables", body={table.name: made})
 
     def _client(self, token: str) -> Client:
         return Client("shop", self._url, token, timeout=60.0)
