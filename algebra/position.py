@@ -13,7 +13,8 @@ class Position:
 
     `ordinal` orders positions of one source totally and never goes backwards. `token` is the adapter's
     own, opaque to everyone else: whatever it needs beyond the ordinal to resume (an epoch of the
-    capture, a visibility snapshot). Two positions of one source with the same ordinal are the same place.
+    capture, a visibility snapshot). Two positions of one history with the same ordinal are the same place;
+    a source that was restored and written further has another history, which `place` tells apart.
 
     >>> Position(3) < Position(4)
     True
@@ -21,6 +22,11 @@ class Position:
 
     ordinal: int
     token: str = ""
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """The ordinal and the token: what no position of another history has."""
+        return self.ordinal, self.token
 
     def __lt__(self, other: Position) -> bool:
         return self.ordinal < other.ordinal

@@ -14,7 +14,7 @@ import re
 import threading
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, quote, quote_plus, unquote
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 MASK = "***"
 SHORTEST = 4
@@ -23,13 +23,21 @@ SHORTEST = 4
 _SECRET_NAME = re.compile(r"passw|secret|token|credential|api_?key|private_?key|^pwd$", re.IGNORECASE)
 # The password of `scheme://user:password@host`: up to the last @ before a slash, for passwords may hold an @.
 _USER_INFO = re.compile(r"(?P<before>\b[A-Za-z][\w+.-]*://[^\s/:@]*:)(?P<password>[^\s/]*)(?=@)")
-_PARAMETER = re.compile(r"(?P<before>[?&;](?P<name>[\w.-]+)=)(?P<value>[^&;#\s]+)")
+# In texts a URL ends where a quote or a bracket closes it; values that hold such a character are remembered.
+_PARAMETER = re.compile(r"""(?P<before>[?&;](?P<name>[\w.-]+)=)(?P<value>[^&;#\s"'`<>\\{})\]]+)""")
+# Where a URL comes in whole, its password may hold anything: slashes and blanks, which drivers do not expect.
+_URL_PASSWORD = re.compile(r"^[A-Za-z][\w+.-]*://[^/\s:@]*:(?P<password>.*)@", re.DOTALL)
+_URL_PARAMETER = re.compile(r"[?&;](?P<name>[^=?&;#]+)=(?P<value>[^&;#]*)")
+_URL_SYNTAX = re.compile(r"[\s/:@?#&;=%\[\]]")
+"""Characters at which one or another driver cuts a URL into parts."""
 
 _PLACEHOLDER = "password"
 """What messages write where a password would be; whoever has it for a password has no secret."""
 
 _lock = threading.Lock()
 _remembered: set[str] = set()
+_fragments: set[str] = set()
+"""Patterns of parts of remembered passwords, where drivers show them that misread a URL."""
 _pattern: re.Pattern[str] | None = None
 
 
@@ -42,24 +50,74 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
 
 
+def url_password(url: str) -> str:
+    """The password of a URL, if it has one: what is between the user's name and the last @.
+
+    >>> url_password("postgresql://ann:a/b c@d@db/shop")
+    'a/b c@d'
+    """
+    match = _URL_PASSWORD.match(url)
+    return match["password"] if match is not None else ""
+
+
+def secret_parameters(url: str) -> dict[str, str]:
+    """The parameters of a URL whose names say that they are secrets, as they are written.
+
+    >>> secret_parameters("sc://h;token=a;use_ssl=true"), secret_parameters("x://h/d?mode=1&pwd=b%20c")
+    ({'token': 'a'}, {'pwd': 'b%20c'})
+    """
+    found = {match["name"]: match["value"] for match in _URL_PARAMETER.finditer(url)}
+    return {name: value for name, value in found.items() if is_secret_name(name)}
+
+
 def remember(secret: str) -> None:
     """Have a secret blotted out of every text from now on, also where it is written percent-encoded."""
-    global _pattern
-    spellings = {secret, unquote(secret), quote(secret, safe=""), quote_plus(secret)}
     with _lock:
-        _remembered.update(s for s in spellings if len(s) >= SHORTEST)
-        if _remembered:
-            longest_first = sorted(_remembered, key=len, reverse=True)
-            _pattern = re.compile("|".join(map(re.escape, longest_first)))
+        _remembered.update(s for s in _spellings(secret) if len(s) >= SHORTEST)
+        _compile()
+
+
+def _spellings(secret: str) -> set[str]:
+    return {secret, unquote(secret), unquote_plus(secret), quote(secret, safe=""), quote_plus(secret)}
+
+
+def _compile() -> None:
+    global _pattern
+    whole = map(re.escape, sorted(_remembered, key=len, reverse=True))
+    alternatives = [*whole, *sorted(_fragments, key=len, reverse=True)]
+    _pattern = re.compile("|".join(alternatives)) if alternatives else None
+
+
+def _remember_password(password: str) -> None:
+    """Remember a password of a URL, and what a driver shows of it that cuts the URL at one of its characters:
+    its end, which an @ follows, and its beginning, quoted as a port that is no number."""
+    remember(password)
+    fragments = set()
+    for text in _spellings(password):
+        cuts = list(_URL_SYNTAX.finditer(text))
+        fragments |= {
+            re.escape(text[cut.end() :]) + "(?=@)" for cut in cuts if len(text) - cut.end() >= SHORTEST
+        }
+        fragments |= {
+            f"(?<=[\"'`]){re.escape(text[: cut.start()])}(?=[\"'`])"
+            for cut in cuts
+            if cut.start() >= SHORTEST
+        }
+    with _lock:
+        _fragments.update(fragments)
+        _compile()
 
 
 def remember_url(url: str) -> None:
     """Remember the secrets that a URL holds: its password, and parameters whose names say what they are."""
     for match in _USER_INFO.finditer(url):
         remember(match["password"])
-    for name, value in parse_qsl(url.partition("?")[2]):
-        if is_secret_name(name):
-            remember(value)
+    # Which @ ends the password is for the driver to say; what comes after it may hold some, too.
+    longest = url_password(url)
+    for end in [at for at, character in enumerate(longest) if character == "@"] + [len(longest)]:
+        _remember_password(longest[:end])
+    for value in secret_parameters(url).values():
+        remember(value)
 
 
 def remember_options(options: Mapping[str, Any]) -> None:

@@ -71,6 +71,10 @@ class EmbeddedEngine(Engine):
         self._connection.close()
         self._spill.cleanup()
 
+    def connect(self) -> duckdb.DuckDBPyConnection:
+        """One more connection, with tables of its own and the same bound for all."""
+        return self._connection.cursor()
+
     @contextmanager
     def _tables(self, tables: Mapping[str, Relation]) -> Iterator[duckdb.DuckDBPyConnection]:
         """A connection on which the given Arrow tables can be read by name."""
@@ -106,13 +110,13 @@ class EmbeddedEngine(Engine):
     def select(self, node: Node, rows: Relation) -> Relation:
         if node.filter is None or not rows.num_rows:
             return rows
-        condition = _rename_node(node.filter, "r").sql(dialect=DIALECT)
+        condition = rename_node(node.filter, "r").sql(dialect=DIALECT)
         return self._run(f"SELECT * FROM r WHERE {condition}", {"r": rows}).cast(rows.schema)
 
     def _few(self, *tables: Relation) -> bool:
-        """Whether these rows are few, and Python compares their values as SQL does (NaN it does not)."""
-        return sum(table.num_rows for table in tables) <= self._few_rows and not any(
-            pa.types.is_floating(field.type) for table in tables for field in table.schema
+        """Whether these rows are few, and Python holds their values and compares them as SQL does."""
+        return sum(table.num_rows for table in tables) <= self._few_rows and all(
+            _python_holds(column) for table in tables for column in table.columns
         )
 
     def keys(self, rows: Sequence[Relation], hop: Hop, query: AssemblyQuery) -> Relation:
@@ -187,7 +191,7 @@ class EmbeddedEngine(Engine):
         """
         found = self._run(sql, {"answer": answer, "pending": pending})
         found = found.cast(pa.schema([*node.schema, *(pa.field(c, pa.int64()) for c in (COUNT, LOW, HIGH))]))
-        _refuse_negative(found, node)
+        refuse_negative(pc.min(found[COUNT]).as_py(), node)
         return found
 
     def assemble(self, plan: SweepPlan, starts: Sequence[Start], directory: Path | None) -> ViewChange:
@@ -328,6 +332,9 @@ def assembly_sql(
     query = plan.query
     terms = []
     names: dict[int, str] = {}
+    histories = {id(history): history for start in starts for _, history in start.hops}
+    times = _times(starts)
+    overlapping = {key: _overlapping(history, *times) for key, history in histories.items()}
 
     def name_of(table: Relation) -> str:
         name = names.setdefault(id(table), f"{prefix}{len(names)}")
@@ -339,7 +346,7 @@ def assembly_sql(
         counts = [f"n{start.node}.{COUNT}"]
         at = f"n{start.node}.{SEQUENCE}"
         for hop, history in start.hops:
-            rows = _overlapping(history, start.deltas[SEQUENCE])
+            rows = overlapping[id(history)]
             target = f"n{hop.target}"
             on = [f"n{hop.origin}.{_quoted(a, dialect)} = {target}.{_quoted(b, dialect)}" for a, b in hop.on]
             # At each hop: histories of rows that all sources change multiply until their times are compared.
@@ -365,16 +372,21 @@ def assembly_sql(
     )
 
 
-def _overlapping(history: Relation, sequence: pa.ChunkedArray) -> Relation:
-    """The rows of a history that hold at some time of these deltas, or all if that would not spare half.
+def _times(starts: Sequence[Start]) -> tuple[int, int]:
+    """The first and the last moment of a batch."""
+    times = [pc.min_max(start.deltas[SEQUENCE]) for start in starts]
+    return min(time["min"].as_py() for time in times), max(time["max"].as_py() for time in times)
+
+
+def _overlapping(history: Relation, first: int, last: int) -> Relation:
+    """The rows of a history that hold at some moment of a batch, or all if that would not spare half.
 
     A row that every waiting transaction changes has a history as long as the queue. Of it, only the part
-    within the batch matters; whole, such histories would multiply before their times are compared. Where
-    little would be spared, the history itself is the better answer: several starts share it.
+    within the batch matters; whole, such histories would multiply before their times are compared. Not the
+    part of each start: then no two of them would share a table, and Spark would broadcast one per hop.
     """
-    if not len(sequence) or not history.num_rows:
+    if not history.num_rows:
         return history
-    first, last = pc.min_max(sequence).values()
     overlaps = pc.and_(pc.less_equal(history[LOW], last), pc.greater(history[HIGH], first))
     if 2 * pc.sum(overlaps).as_py() > history.num_rows:
         return history
@@ -456,7 +468,7 @@ def _conditions(query: AssemblyQuery, dialect: str, skip: Sequence[frozenset[int
     return conditions + [f"({predicate.sql(dialect=dialect)})" for predicate in query.filters]
 
 
-def _rename_node(expression: exp.Expr, table: str) -> exp.Expr:
+def rename_node(expression: exp.Expr, table: str) -> exp.Expr:
     """The expression with all its columns read from one table."""
 
     def rename(part: exp.Expr) -> exp.Expr:
@@ -467,8 +479,26 @@ def _rename_node(expression: exp.Expr, table: str) -> exp.Expr:
     return expression.transform(rename)
 
 
-def _refuse_negative(rows: Relation, node: Node) -> None:
-    if rows.num_rows and pc.min(rows[COUNT]).as_py() < 0:
+_PYTHON_DAYS = (-719_161, 2_932_895)
+"""The days of the years 1 to 9999, counted from 1970, without the first and the last: times have zones."""
+_DAY_MICROSECONDS = 86_400_000_000
+
+
+def _python_holds(column: pa.ChunkedArray) -> bool:
+    """Whether Python compares the values as SQL does (NaN it does not), and has all of them."""
+    if pa.types.is_date(column.type):
+        days, unit = column.cast(pa.int32()), 1
+    elif pa.types.is_timestamp(column.type):
+        days, unit = column.cast(pa.int64()), _DAY_MICROSECONDS
+    else:
+        return not pa.types.is_floating(column.type)
+    least, most = (value.as_py() for value in pc.min_max(days).values())
+    return least is None or (_PYTHON_DAYS[0] * unit <= least and most < _PYTHON_DAYS[1] * unit)
+
+
+def refuse_negative(least: int | None, node: Node) -> None:
+    """Raise if the least count of a node's rows, which is None without rows, is negative."""
+    if least is not None and least < 0:
         raise OrderingViolationError(
             f"the answer for {node.name!r} lacks rows that its own changes report: "
             "changes and answers of this source do not agree"

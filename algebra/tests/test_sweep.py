@@ -15,7 +15,7 @@ from algebra.assembly import HIGH, LOW, SEQUENCE, VERSION
 from algebra.decompose import decompose
 from algebra.delta import Delta
 from algebra.engines.contract import EARLIEST, LATEST, Engine, Start
-from algebra.engines.embedded import EmbeddedEngine
+from algebra.engines.embedded import EmbeddedEngine, assembly_sql
 from algebra.engines.reference import ReferenceEngine
 from algebra.plan import SweepPlan
 from algebra.schema import COUNT, Catalog, Column, RelationSchema
@@ -182,18 +182,23 @@ def test_an_answer_that_lacks_reported_rows_is_refused(engine: Engine) -> None:
         engine.history(node, schema, pending, None)
 
 
-@pytest.mark.timeout(60)
-def test_rows_that_every_source_changes_do_not_multiply() -> None:
-    """Each of five sources changes its row 400 times, and all these rows join: 400 results, not 400⁵."""
-    plan = SweepPlan.of(decompose("v", VIEWS["chain of five"], catalogs()).assembly)
-    times = 400
+def restless(plan: SweepPlan, times: int) -> list[pa.Table]:
+    """For each node the history of one row that is changed so often; the rows of all nodes join."""
     tables = []
     for node in range(len(plan.query.nodes)):
         schema = plan.query.nodes[node].schema
         bounds = [EARLIEST, *(plan.width * n + node for n in range(1, times)), LATEST]
         columns = {name: ["p" if name == "z" else 0] * times for name in schema.names}
-        rows = {**columns, COUNT: [1] * times, LOW: bounds[:-1], HIGH: bounds[1:]}
-        tables.append(pa.table(rows))
+        tables.append(pa.table({**columns, COUNT: [1] * times, LOW: bounds[:-1], HIGH: bounds[1:]}))
+    return tables
+
+
+@pytest.mark.timeout(60)
+def test_rows_that_every_source_changes_do_not_multiply() -> None:
+    """Each of five sources changes its row 400 times, and all these rows join: 400 results, not 400⁵."""
+    plan = SweepPlan.of(decompose("v", VIEWS["chain of five"], catalogs()).assembly)
+    times = 400
+    tables = restless(plan, times)
     sequence = pa.array([plan.width * n for n in range(times)], INT)
     deltas = tables[0].drop_columns([LOW, HIGH]).append_column(SEQUENCE, sequence)
     start = Start(0, deltas, tuple((hop, tables[hop.target]) for hop in plan.order(0)))
@@ -202,3 +207,18 @@ def test_rows_that_every_source_changes_do_not_multiply() -> None:
     assert change is not None
     assert Counter(change[VERSION].to_pylist()) == Counter(range(times))
     assert change[COUNT].to_pylist() == [1] * times
+
+
+def test_the_starts_of_a_batch_join_the_same_part_of_a_long_history() -> None:
+    """Its rows of other times are left out, and no start has a copy of its own."""
+    plan = SweepPlan.of(decompose("v", VIEWS["chain of five"], catalogs()).assembly)
+    histories = restless(plan, 400)
+    starts = []
+    for node, history in enumerate(histories):
+        sequence = pa.array([plan.width * (100 + node) + node], INT)
+        deltas = history.slice(0, 1).drop_columns([LOW, HIGH]).append_column(SEQUENCE, sequence)
+        starts.append(Start(node, deltas, tuple((hop, histories[hop.target]) for hop in plan.order(node))))
+    tables: dict[str, pa.Table] = {}
+    assembly_sql(plan, starts, tables, "duckdb")
+    assert sorted(table.num_rows for table in tables.values() if LOW in table.column_names) == [5, 6, 6, 6, 6]
+    assert len(tables) == len(histories) + len(starts)
