@@ -28,6 +28,7 @@ from algebra.local_view import Keys, LocalView
 from algebra.position import Position
 from algebra.sweep import Answer
 from mediator.backoff import Backoff
+from mediator.config import ASSEMBLED_ROWS
 from mediator.open_queries import OpenQueries, Query, query_by_keys, query_by_terms
 from mediator.reported_views import ReportedViews, SourceUpdate
 from mediator.wrapper_connection import (
@@ -51,6 +52,9 @@ CREDIT_SECONDS = 0.2
 """While all changes up to a position are waited for, how often their credit is given back."""
 SILENT_SECONDS = 10.0
 """A source that is connected and was not heard of for so long counts as away; heartbeats come each second."""
+
+LONGEST_ERROR = 1000
+"""Characters that are kept of what a wrapper says of an error."""
 
 
 @dataclass
@@ -77,6 +81,7 @@ class SourceChannel:
         keepalive_seconds: float = KEEPALIVE_SECONDS,
         backoff: Backoff | None = None,
         connection: Connection = PLAIN,
+        assembled_rows: int = ASSEMBLED_ROWS,
     ) -> None:
         self.source = source
         self.address = address
@@ -97,8 +102,8 @@ class SourceChannel:
         self._backoff = backoff or Backoff(FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
         self._lock = threading.Condition()
         self._outgoing: queue.SimpleQueue[pb.ExchangeRequest | None] = queue.SimpleQueue()
-        self._views = ReportedViews(source)
-        self._queries = OpenQueries(source)
+        self._views = ReportedViews(source, assembled_rows)
+        self._queries = OpenQueries(source, assembled_rows)
         self._stopped = threading.Event()
         self._call: grpc.Call | None = None
         self._wrapper = WrapperConnection(source, address, keepalive_seconds, connection)
@@ -190,19 +195,21 @@ class SourceChannel:
         with self._lock:
             if self._views.drop(name) and self._is_up:
                 self._send(pb.ExchangeRequest(drop=pb.DropLocalView(local_view=name)))
+            self._lock.notify_all()
 
     def ask(self, view: LocalView, keys: Keys | None) -> Future[Answer]:
         """Send an MQ; the future answer arrives in order with the updates."""
         return self._ask(query_by_keys(view, keys))
 
     def evaluate(
-        self, view: LocalView, terms: Sequence[tuple[int, Mapping[str, Relation]]]
+        self, reported: str, view: LocalView, terms: Sequence[tuple[int, Mapping[str, Relation]]]
     ) -> Future[Answer]:
         """Ask for a sum of terms over a local view, each with rows in place of some occurrences.
 
-        The answer has the local view's columns and `_count`.
+        The answer has the local view's columns and `_count`, as of what was reported to the local view of the
+        name `reported`.
         """
-        return self._ask(query_by_terms(view, terms))
+        return self._ask(query_by_terms(reported, view, terms))
 
     def _ask(self, query: Query) -> Future[Answer]:
         with self._lock:
@@ -225,19 +232,15 @@ class SourceChannel:
                     pb.ExchangeRequest(acknowledge=pb.Acknowledge(position=position_to_proto(position)))
                 )
 
-    def grant(self, rows: int) -> None:
-        """Let the wrapper send that many more rows of updates, in advance: they are not owed later."""
+    def give_back(self, most: int | None = None) -> int:
+        """Give the wrapper credit for what it has sent, or for a part: there is room again; for how much."""
         with self._lock:
-            if self._is_up:
-                self._owed -= rows
-                self._send(pb.ExchangeRequest(credit=pb.Credit(rows=rows)))
-
-    def give_back(self) -> None:
-        """Give the wrapper credit for what it has sent: there is room again."""
-        with self._lock:
-            if self._is_up and self._owed > 0:
-                self._send(pb.ExchangeRequest(credit=pb.Credit(rows=self._owed)))
-                self._owed = 0
+            rows = self._owed if most is None else min(self._owed, most)
+            if not self._is_up or rows <= 0:
+                return 0
+            self._send(pb.ExchangeRequest(credit=pb.Credit(rows=rows)))
+            self._owed -= rows
+            return rows
 
     def delivered(self, local_view: str, subscription: int) -> Position | None:
         """Every change of the local view up to here has been delivered; None under another subscription."""
@@ -250,7 +253,7 @@ class SourceChannel:
         The wrapper gets credit for them however much waits: who calls this cannot go on without.
         """
         deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._stopped.is_set():
             self.give_back()
             with self._lock:
                 if self._lock.wait_for(lambda: self._views.delivered(local_view) >= position, CREDIT_SECONDS):
@@ -327,11 +330,11 @@ class SourceChannel:
                 raise OrderingViolationError(f"source {self.source!r} attached twice on one stream")
             self._outgoing = outgoing
             definitions = self._views.begin_stream()
-            self._owed = 0
+            self._owed = max(0, self._owed)  # what was granted in advance ended with the stream
             self._failure = ""
             self.capabilities = attached.capabilities
             self.state, self.since, self.problem = "connected", now(), ""
-            self._send(pb.ExchangeRequest(credit=pb.Credit(rows=self._credit_rows)))
+            self._send(pb.ExchangeRequest(credit=pb.Credit(rows=max(0, self._credit_rows - self._owed))))
             self._send_all(definitions)
             self._send_all(self._queries.ask_again())
             self._lock.notify_all()
@@ -367,7 +370,8 @@ class SourceChannel:
             case "result":
                 self._collect(response.result)
             case "progress":
-                self._progress(position_from_proto(response.progress.position))
+                if response.progress.HasField("position"):
+                    self._progress(position_from_proto(response.progress.position))
                 if response.progress.HasField("memory"):
                     self.memory = response.progress.memory
             case "error":
@@ -394,27 +398,36 @@ class SourceChannel:
 
     def _deliver(self, part: pb.Update) -> None:
         with self._lock:
-            update = self._views.assemble(part)
-            if update is None:
-                return
-            self.counters.transactions += len(update.positions)
-        log_transactions(log, "delivered", self.source, update.positions)
+            update = self._views.assemble(part, self._credit_rows - self._owed)
+        if update is None:
+            return
         # Deliver before the position moves: whoever waits for the position then finds the update queued.
         self._on_update(update)
         with self._lock:
             self._owed += part.cost
             self._views.note_delivered(update)
+            self.counters.transactions += len(update.positions)
             self._lock.notify_all()
+        log_transactions(log, "delivered", self.source, update.positions)
 
     def _collect(self, result: pb.QueryResult) -> None:
+        position = position_from_proto(result.position)
         with self._lock:
-            answered = self._queries.collect(result, self._views.position)
+            # A query is open until its answer is right in every way: else it is asked again.
+            local_view = self._queries.local_view(result.query_id)
+            if local_view is not None:
+                self._views.check_answered(local_view, position)
+            answered = self._queries.collect(result)
+            if local_view is not None:
+                self._views.note_answered(local_view, position)
         if answered is not None:
             future, answer = answered
             future.set_result(answer)
 
     def _failed(self, error: pb.ExchangeError) -> None:
-        found = error_of(error.reason, f"source {self.source!r}: {error.message}")
+        prefix = f"source {self.source!r}: "
+        text = " ".join(error.message[:LONGEST_ERROR].split())
+        found = error_of(error.reason, prefix + text.removeprefix(prefix))
         if error.HasField("query_id"):
             with self._lock:
                 future = self._queries.take(error.query_id)
@@ -424,6 +437,6 @@ class SourceChannel:
             self._on_view_failed(error.local_view, found)
         else:
             if isinstance(found, SourceUnavailableError):
-                self._set_state("unavailable", error.message)
-            self._failure = self.problem = error.message
-            log.warning("source %s: %s", self.source, error.message)
+                self._set_state("unavailable", text)
+            self._failure = self.problem = text
+            log.warning("source %s: %s", self.source, text)

@@ -16,14 +16,19 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from algebra.arrow_ipc import from_ipc
-from algebra.errors import DataError
+from algebra.errors import DataError, LimitExceededError
 from algebra.local_view import LocalView
 from algebra.position import Position
+from algebra.weight import weight
 from mediator.channel import SourceChannel
+from mediator.storage_errors import storage_error
 from protos.convert import position_from_proto
 
 Progress = Callable[[str, str, int, int | None], None]
 """progress(phase, local view, rows so far, rows expected)"""
+
+CHUNK_ROWS = 16_384
+"""What a chunk counts as at least: each costs memory until the load ends. Wrappers send 4 MiB at once."""
 
 
 @dataclass(frozen=True)
@@ -36,28 +41,46 @@ class Loaded:
 
 @contextmanager
 def loaded_extents(
-    views: Sequence[LocalView], channels: Mapping[str, SourceChannel], progress: Progress
+    views: Sequence[LocalView], channels: Mapping[str, SourceChannel], progress: Progress, most_rows: int
 ) -> Iterator[Loaded]:
-    """The extents of these local views; they are gone when the block ends."""
+    """The extents of these local views, at most so many rows of each source; gone when the block ends."""
     spool = Path(tempfile.mkdtemp(prefix="lockstep-extents-"))
     try:
-        by_source: dict[str, list[tuple[int, LocalView]]] = {}
-        for number, view in enumerate(views):
-            by_source.setdefault(view.source, []).append((number, view))
-        with ThreadPoolExecutor(len(by_source), thread_name_prefix="load") as pool:
-            loads = {
-                source: pool.submit(_load_source, channels[source], numbered, spool, progress)
-                for source, numbered in by_source.items()
-            }
-            results = {source: load.result() for source, load in loads.items()}
-        files = {name: paths for found, _ in results.values() for name, paths in found.items()}
-        yield Loaded(files, {source: position for source, (_, position) in results.items()})
+        try:
+            loaded = _load(views, channels, spool, progress, most_rows)
+        except OSError as error:
+            raise storage_error(error, f"the temporary folder {spool.parent}") or error from None
+        yield loaded
     finally:
         shutil.rmtree(spool, ignore_errors=True)
 
 
+def _load(
+    views: Sequence[LocalView],
+    channels: Mapping[str, SourceChannel],
+    spool: Path,
+    progress: Progress,
+    most_rows: int,
+) -> Loaded:
+    by_source: dict[str, list[tuple[int, LocalView]]] = {}
+    for number, view in enumerate(views):
+        by_source.setdefault(view.source, []).append((number, view))
+    with ThreadPoolExecutor(len(by_source), thread_name_prefix="load") as pool:
+        loads = {
+            source: pool.submit(_load_source, channels[source], numbered, spool, progress, most_rows)
+            for source, numbered in by_source.items()
+        }
+        results = {source: load.result() for source, load in loads.items()}
+    files = {name: paths for found, _ in results.values() for name, paths in found.items()}
+    return Loaded(files, {source: position for source, (_, position) in results.items()})
+
+
 def _load_source(
-    channel: SourceChannel, views: Sequence[tuple[int, LocalView]], spool: Path, progress: Progress
+    channel: SourceChannel,
+    views: Sequence[tuple[int, LocalView]],
+    spool: Path,
+    progress: Progress,
+    most_rows: int,
 ) -> tuple[dict[str, tuple[Path, ...]], Position]:
     schemas = {view.name: (spool / f"{number}.parquet", view.arrow) for number, view in views}
     writers = {
@@ -65,15 +88,22 @@ def _load_source(
     }
     position: Position | None = None
     finished = False
+    room = most_rows
     try:
         for chunk in channel.load([view for _, view in views]):
             at = position_from_proto(chunk.position)
             if finished or (position is not None and at != position):
                 raise DataError(f"source {channel.source!r} sent an extent that is not of one snapshot")
             position, finished = at, chunk.last
-            if not chunk.arrow:
+            rows = from_ipc(chunk.arrow) if chunk.arrow else None
+            room -= max(weight(rows) if rows is not None else 0, CHUNK_ROWS)
+            if room < 0:
+                raise LimitExceededError(
+                    f"source {channel.source!r} sent more than {most_rows:,} rows for one load; "
+                    "if it has that many, raise extent_rows"
+                )
+            if rows is None:
                 continue
-            rows = from_ipc(chunk.arrow)
             if chunk.local_view not in writers or not rows.schema.equals(schemas[chunk.local_view][1]):
                 raise DataError(
                     f"source {channel.source!r} sent rows of {chunk.local_view!r} unasked or misshapen"

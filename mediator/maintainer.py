@@ -2,8 +2,9 @@
 
 Views whose algorithms take batches advance together: a round takes every such view up to the same delivered
 transaction and makes their versions visible by one commit. A view that cannot go on now (its source is away,
-it is held, it is paused) is left behind and does not hold up the others. The other algorithms settle their
-views each by itself.
+it is held, it is paused) is left behind and does not hold up the others; one whose source does not answer in
+time leaves its round, and installs by itself what it took with it. The other algorithms settle their views
+each by itself.
 
 What such a view misses must not pile up here: paused, or holding more than its share of `umq_rows`, it is
 parked. Its updates are forgotten and left in the sources' logs, from where they come again when it can go on.
@@ -17,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 
 import duckdb
@@ -24,10 +26,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from algebra.assembly import VERSION
-from algebra.errors import LockstepError, SourceUnavailableError, StorageError
+from algebra.errors import LimitExceededError, LockstepError, SourceUnavailableError, StorageError
 from algebra.position import Position
 from mediator.acknowledgements import Acknowledgements
-from mediator.maintenance.contract import Install, Settle, Take, Update
+from mediator.maintenance.contract import Install, Next, Settle, Take, Update
 from mediator.process import MaintenanceProcess
 from mediator.state import MediatorState
 from mediator.storage_errors import storage_error
@@ -40,7 +42,7 @@ from protos.correlation import log_transactions
 log = logging.getLogger(__name__)
 
 PARKED_SHARE = 4
-"""A view that cannot go on is parked when it holds more than `umq_rows` divided by this."""
+"""Views that cannot go on are parked when they hold more than one source's credit divided by this."""
 RETRY_SECONDS = 1.0
 
 _Action = Callable[[], None]
@@ -54,23 +56,63 @@ class Maintainer:
         self._processes: dict[str, MaintenanceProcess] = {}
         self._round: dict[str, MaintenanceProcess] = {}
         """Processes that took a batch of the present round. Their views' `installing` is held."""
+        self._late: dict[str, MaintenanceProcess] = {}
+        """Those that took one of an earlier round, and still wait for answers. It is held for them, too."""
         self._acknowledgements = Acknowledgements(state)
 
     def run(self) -> None:
         """Carry out what is due until the mediator stops."""
         while not self._state.stopped.is_set():
-            self._acknowledgements.look()
-            with self._state.changed:
+            try:
+                self._acknowledgements.look()
+                for action in self._wait_due():
+                    action()
+            except Exception as error:
+                # Whatever it was: processes begin anew, from what is stored and what is queued.
+                log.error("maintenance failed unexpectedly, and begins anew", exc_info=error)
+                self._state.write_failed(error)
+                self._end_all()
+                self._state.stopped.wait(RETRY_SECONDS)
+        self._end_all()
+
+    def _wait_due(self) -> list[_Action]:
+        """What is due now, or in a while."""
+        with self._state.changed:
+            due = self._due()
+            if not due:
+                self._state.give_room()
+                if stuck := [p.view for p in self._processes.values() if self._is_stuck(p)]:
+                    self._let_all_come(stuck)
+                busy = any(p.is_asking for p in self._processes.values())
+                self._state.changed.wait(0.25 if busy else 1.0)
                 due = self._due()
-                if not due:
-                    self._state.give_room()
-                    busy = any(p.is_asking for p in self._processes.values())
-                    self._state.changed.wait(0.25 if busy else 1.0)
-                    due = self._due()
-            for action in due:
-                action()
+        return due
+
+    def _is_stuck(self, process: MaintenanceProcess) -> bool:
+        """Whether nothing but what is still to come helps a process with what waits for it."""
+        waits = isinstance(process.waits_for, Next) and not process.is_asking and not process.is_ready
+        return waits and bool(len(process.view.queue)) and self._may_go_on(process.view)
+
+    def _end_all(self) -> None:
         for process in list(self._processes.values()):
-            self._end(process)
+            with suppress(Exception):  # recovery removes what it staged
+                self._end(process)
+
+    def _let_all_come(self, stuck: Sequence[MaintainedView]) -> None:
+        """What waits can be used only with what is still to come, such as a part of a global transaction.
+
+        That may never come, and what comes meanwhile must not fill the memory.
+        """
+        most = self._state.config.umq_rows + self._state.config.assembled_rows
+        if self._state.waiting_rows > most:
+            problem = LimitExceededError(
+                f"more than {most:,} rows wait for what has not come, such as another part of a global "
+                "transaction; if that is to be waited for, raise umq_rows"
+            )
+            self._state.pause(max(stuck, key=lambda view: view.queue.cost), problem)
+            return
+        for channel in self._state.channels.values():
+            channel.give_back()
 
     # What is due; with the lock held
 
@@ -94,7 +136,7 @@ class Maintainer:
                 due.append(partial(self._start, view))
             elif self._is_to_park(view):
                 due.append(partial(self._park, view))
-            elif view.parked and not view.problem and not self._state.away(view):
+            elif view.parked and not (view.problem or view.installing.locked() or self._state.away(view)):
                 due.append(partial(self._state.follow, view))
         return due or self._round_due()
 
@@ -104,9 +146,8 @@ class Maintainer:
             return False
         if view.problem:
             return True
-        return bool(self._state.away(view)) and (
-            view.queue.cost > self._state.config.umq_rows // PARKED_SHARE
-        )
+        most = self._state.config.credit_rows // PARKED_SHARE
+        return bool(view.queue.cost and self._state.away(view)) and self._state.stuck_rows > most
 
     def _may_start(self, view: MaintainedView) -> bool:
         return view.name not in self._processes and self._may_go_on(view)
@@ -117,9 +158,15 @@ class Maintainer:
 
     def _round_due(self) -> list[_Action]:
         """The next thing to do for views that advance together: commit the round, or begin one."""
+        for process in self._late.values():
+            if isinstance(process.waits_for, Install):
+                return [partial(self._install_together, [process])]
         if self._round:
-            if all(isinstance(p.waits_for, Install) for p in self._round.values()):
-                return [self._install_round]
+            processes = list(self._round.values())
+            if late := [process for process in processes if process.is_late]:
+                return [partial(self._leave_behind, late)]
+            if all(isinstance(process.waits_for, Install) for process in processes):
+                return [partial(self._install_together, processes)]
             return []
         ready = [
             process
@@ -142,7 +189,8 @@ class Maintainer:
             log.warning("view %s is parked until %s answers: its sources keep its updates", view.name, away)
 
     def _start(self, view: MaintainedView) -> None:
-        self._catch_up(view)
+        if not view.installing.locked():
+            self._state.catch_up(view)
         try:
             process = MaintenanceProcess(self._state, view)
         except LockstepError as error:
@@ -150,17 +198,6 @@ class Maintainer:
             return
         self._processes[view.name] = process
         self._guarded(process, process.start)
-
-    def _catch_up(self, view: MaintainedView) -> None:
-        """Take note of versions that are visible although their install failed: it broke after its commit."""
-        try:
-            newest = self._state.warehouse.newest(view.name)
-        except LockstepError:
-            return  # dropped meanwhile
-        with self._state.changed:
-            if newest.version > view.version and not view.installing.locked():
-                view.version, view.vector = newest.version, dict(newest.vector)
-                view.queue.forget(view.vector)
 
     def _guarded(self, process: MaintenanceProcess, work: _Action) -> None:
         """Run a part of a process; if it fails, the process ends and nothing of it remains."""
@@ -198,16 +235,23 @@ class Maintainer:
         name = process.view.name
         if self._processes.get(name) is process:
             del self._processes[name]
-        if self._round.get(name) is process:
-            del self._round[name]
-            process.view.installing.release()
+        self._release(process)
         process.close()
         self._state.notify()
+
+    def _release(self, process: MaintenanceProcess) -> None:
+        """It installs nothing any more of what it took."""
+        for taken in (self._round, self._late):
+            if taken.get(process.view.name) is process:
+                del taken[process.view.name]
+                process.view.owing = {}
+                process.view.installing.release()
 
     # Rounds: one version per transaction, several views by one commit
 
     def _begin_round(self, ready: Sequence[MaintenanceProcess]) -> None:
         held = [p for p in ready if not p.is_outdated and p.view.installing.acquire(blocking=False)]
+        self._round.update({p.view.name: p for p in held})
         with self._state.changed:
             limits = {p.view.name: p.view.batch_limit(self._state.config.max_batch) for p in held}
             horizons = [p.view.queue.horizon(limits[p.view.name]) for p in held]
@@ -215,14 +259,20 @@ class Maintainer:
             batches = [(p, p.view.queue.prefix(horizon, limits[p.view.name])) for p in held]
         for process, batch in batches:
             if not batch:
-                process.view.installing.release()
+                self._release(process)
                 continue
-            self._round[process.view.name] = process
             process.began_at, process.asking_seconds = time.monotonic(), 0.0
             self._guarded(process, partial(process.take, batch))
 
-    def _install_round(self) -> None:
-        processes = list(self._round.values())
+    def _leave_behind(self, late: Sequence[MaintenanceProcess]) -> None:
+        for process in late:
+            name = process.view.name
+            self._late[name] = self._round.pop(name)
+            owing = process.owing
+            process.view.owing = dict.fromkeys(owing, now() - timedelta(seconds=process.waited_seconds))
+            log.warning("view %s is late: no answer from %s; other views go on", name, ", ".join(owing))
+
+    def _install_together(self, processes: Sequence[MaintenanceProcess]) -> None:
         installs: list[ViewInstall] = []
         taken: list[list[Update | DeliveredRun]] = []
         for process in processes:
@@ -243,10 +293,7 @@ class Maintainer:
         if not self._install(processes, installs, taken):
             return
         for process in processes:
-            with self._state.changed:
-                process.view.queue.installed(process.view.version)
-            del self._round[process.view.name]
-            process.view.installing.release()
+            self._release(process)
             self._guarded(process, process.installed)
         self._state.notify()
 
@@ -267,8 +314,6 @@ class Maintainer:
         finally:
             view.installing.release()
         if done:
-            with self._state.changed:
-                view.queue.forget(view.vector)
             self._guarded(process, process.installed)
         self._state.notify()
 
@@ -297,6 +342,7 @@ class Maintainer:
                 view = process.view
                 record = newest[view.name]
                 view.version, view.vector = record.version, dict(record.vector)
+                view.queue.forget(view.vector)
                 counters = view.counters
                 counters.batches += 1
                 size = sum(len(u) if isinstance(u, DeliveredRun) else 1 for u in updates)

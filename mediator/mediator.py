@@ -12,6 +12,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from datetime import datetime
 
 from algebra.decompose import Decomposition
@@ -20,8 +21,10 @@ from algebra.errors import (
     AlreadyExistsError,
     ConfigurationError,
     LockstepError,
+    NotFoundError,
     SchemaChangedError,
     SourceUnavailableError,
+    StorageError,
     ViewDefinitionError,
 )
 from algebra.position import Position
@@ -35,9 +38,10 @@ from mediator.maintainer import Maintainer
 from mediator.recompute import Recomputer, Verification
 from mediator.reported_views import SourceUpdate
 from mediator.state import MediatorState
+from mediator.storage_errors import storage_error
 from mediator.views import MaintainedView, decomposed, spec_from_json, spec_to_json
-from mediator.warehouse.query import views_in
-from mediator.warehouse.records import StoredView, VersionRow
+from mediator.warehouse.client_query import QueryLimits
+from mediator.warehouse.records import VersionRow
 from mediator.warehouse.warehouse import Warehouse
 from protos.convert import now
 from protos.lockstep.v1.types_pb2 import Capabilities
@@ -49,6 +53,9 @@ log = logging.getLogger(__name__)
 ATTACH_SECONDS = 10.0
 UPKEEP_SECONDS = 15.0
 
+OwnAct = Callable[[str, str, LockstepError | None], None]
+"""Takes what was done, to which view, and why it failed if it did."""
+
 
 class Mediator:
     """Keeps views. Every public method may be called from any thread."""
@@ -56,7 +63,10 @@ class Mediator:
     def __init__(self, config: MediatorConfig) -> None:
         self.config = config
         self.started_at = now()
-        self.warehouse = Warehouse(config.warehouse)
+        limits = QueryLimits(
+            config.query_seconds, config.query_memory, config.query_disk, config.query_processes
+        )
+        self.warehouse = Warehouse(config.warehouse, query_limits=limits)
         try:
             engine = create_engine(config)
         except BaseException:
@@ -71,22 +81,26 @@ class Mediator:
                 identity,
                 self._deliver,
                 self._view_failed,
-                config.umq_rows,
+                config.credit_rows,
                 config.keepalive_seconds,
                 connection=config.connections.get(source, PLAIN),
+                assembled_rows=config.assembled_rows,
             )
             for source, address in config.sources.items()
         }
         self._state = MediatorState(config, self.warehouse, engine, self.channels)
         self.views = self._state.views
         self.changed = self._state.changed
-        self._creating: set[str] = set()
+        self._changing: set[str] = set()
+        """Views that are being made or dropped."""
+        self._attaching = threading.Lock()
         self._refused_configured: set[str] = set()
         """Configured views that cannot be made, or were dropped: they are not tried again."""
         self._waiting: dict[str, str] = {}
         """Configured views whose sources do not answer yet, and what was logged about them."""
         self._deliveries = itertools.count(1)
         self._on_failure: Callable[[], None] = lambda: None
+        self._on_own_act: OwnAct = lambda *_: None
         self._recomputer = Recomputer(self._state, self.explain)
         work = {
             "maintenance": Maintainer(self._state).run,
@@ -96,8 +110,7 @@ class Mediator:
         self._threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in work.items()]
 
     def start(self) -> None:
-        for stored in self.warehouse.views():
-            self._state.detached[stored.name] = "waiting for its sources"
+        self._find_detached()
         for channel in self.channels.values():
             channel.start()
         for thread in self._threads:
@@ -106,6 +119,10 @@ class Mediator:
     def on_failure(self, tell: Callable[[], None]) -> None:
         """Have someone told that the engine has ended: nothing but a new process helps."""
         self._on_failure = tell
+
+    def on_own_act(self, tell: OwnAct) -> None:
+        """Have someone told what the mediator does by itself, because its configuration says so."""
+        self._on_own_act = tell
 
     def on_storage(self, tell: Callable[[bool], None]) -> None:
         """Have someone told whether versions can be stored, when that changes."""
@@ -119,8 +136,13 @@ class Mediator:
 
     @property
     def waiting_rows(self) -> int:
-        """Rows of updates that wait in memory, over all views; a transaction counts as one more."""
+        """Rows of updates that wait in memory, over all views, as credit counts them."""
         return self._state.waiting_rows
+
+    @property
+    def detached(self) -> list[str]:
+        """Stored views that could not be taken up yet."""
+        return list(self._state.detached)
 
     @property
     def stopping(self) -> bool:
@@ -149,25 +171,15 @@ class Mediator:
     def _attach_views(self) -> None:
         """Take up stored views, and create configured ones, as soon as their sources answer."""
         while not self._state.stopped.is_set():
-            for name in list(self._state.detached):
-                try:
-                    self._attach(self.warehouse.view(name))
-                except LockstepError as error:
-                    self._state.detached[name] = error.message
+            try:
+                self._find_detached()
+                for name in list(self._state.detached):
+                    self._try_attach(name)
+            except Exception as error:
+                log.error("stored views cannot be taken up, and will be tried again: %s", error)
             for spec in self.config.views:
-                if self._exists(spec.name):
-                    continue
-                try:
-                    self.create_view(spec, lambda *_: None)
-                    log.info("view %s created", spec.name)
-                except SourceUnavailableError as error:
-                    if self._waiting.get(spec.name) != error.message:
-                        log.warning("view %s not created yet: %s", spec.name, error)
-                    self._waiting[spec.name] = error.message
-                except LockstepError as error:
-                    log.error("view %s cannot be created: %s", spec.name, error)
-                    self._state.detached.pop(spec.name, None)
-                    self._refused_configured.add(spec.name)
+                if not self._exists(spec.name):
+                    self._try_create(spec)
             if self.config.on_lost_history == "resync":
                 self._resync_lost()
             if failure := self._state.engine.failure():
@@ -175,6 +187,41 @@ class Mediator:
                 self._on_failure()
                 return
             self._state.stopped.wait(0.5)
+
+    def _try_attach(self, name: str) -> None:
+        """Take up a stored view, or note why it cannot be."""
+        try:
+            self._attach(name)
+        except LockstepError as error:
+            with self.changed:
+                if isinstance(error, NotFoundError):
+                    self._state.detached.pop(name, None)
+                elif name in self._state.detached:  # else it was dropped meanwhile
+                    self._state.detached[name] = error.message
+
+    def _try_create(self, spec: ViewSpecConfig) -> None:
+        """Create a configured view; what its sources or its disk do not allow yet will be tried again."""
+        try:
+            self.create_view(spec, lambda *_: None)
+            log.info("view %s created", spec.name)
+            self._on_own_act("create", spec.name, None)
+            return
+        except LockstepError as error:
+            problem = error
+        except Exception as error:
+            found = storage_error(error, str(self.warehouse.root))
+            if found is None:
+                log.error("view %s: unexpected error", spec.name, exc_info=error)
+            problem = found or LockstepError(f"internal error: {error}")
+        if isinstance(problem, SourceUnavailableError | StorageError):
+            if self._waiting.get(spec.name) != problem.message:
+                log.warning("view %s not created yet: %s", spec.name, problem)
+            self._waiting[spec.name] = problem.message
+            return
+        log.error("view %s cannot be created: %s", spec.name, problem)
+        self._state.detached.pop(spec.name, None)
+        self._refused_configured.add(spec.name)
+        self._on_own_act("create", spec.name, problem)
 
     def _resync_lost(self) -> None:
         """Refresh the views whose sources have lost the history that they need."""
@@ -189,33 +236,51 @@ class Mediator:
                     rows,
                     version,
                 )
-            except SourceUnavailableError as error:
+                self._on_own_act("refresh", view.name, None)
+            except (SourceUnavailableError, StorageError) as error:
                 log.warning("view %s cannot be read anew yet: %s", view.name, error)
             except LockstepError as error:
                 log.error("view %s cannot be read anew: %s", view.name, error)
                 view.lost_history = False
+                self._on_own_act("refresh", view.name, error)
             except Exception as error:
                 self._state.write_failed(error)
 
     def _exists(self, name: str) -> bool:
         return name in self.views or name in self._state.detached or name in self._refused_configured
 
-    def _attach(self, stored: StoredView) -> None:
-        spec = spec_from_json(stored.spec)
-        newest = self.warehouse.newest(stored.name)
-        resume_from = self.warehouse.resume_from(stored.name)
-        view = MaintainedView(spec, self.explain(spec), newest.version, newest.vector, resume_from)
-        if not view.plan.query.schema.equals(stored.schema):
-            raise SchemaChangedError(f"the columns of view {stored.name!r} are no longer what they were")
-        self._register(view)
-        self._state.detached.pop(stored.name, None)
+    def _find_detached(self) -> None:
+        """Stored views that nobody keeps: at the start, and those whose making or dropping broke half-way."""
+        stored = [view.name for view in self.warehouse.views()]
+        with self.changed:
+            known = {*self.views, *self._state.detached, *self._changing}
+            for name in stored:
+                if name not in known:
+                    self._state.detached[name] = "waiting for its sources"
+
+    def _attach(self, name: str) -> None:
+        """Take up a stored view, unless somebody else does or drops it."""
+        with self._attaching:
+            if name not in self._state.detached:
+                return
+            stored = self.warehouse.view(name)
+            spec = spec_from_json(stored.spec)
+            newest = self.warehouse.newest(name)
+            resume_from = self.warehouse.resume_from(name)
+            view = MaintainedView(spec, self.explain(spec), newest.version, newest.vector, resume_from)
+            if not view.plan.query.schema.equals(stored.schema):
+                raise SchemaChangedError(f"the columns of view {name!r} are no longer what they were")
+            with self.changed:
+                if self._state.detached.pop(name, None) is None:
+                    return
+                self._register(view)
         log.info("view %s resumed at version %d", view.name, view.version)
 
     def _register(self, view: MaintainedView) -> None:
         with self.changed:
             self.views[view.name] = view
+            self._state.follow(view)
             self.changed.notify_all()
-        self._state.follow(view)
 
     def _catalogs(self, spec: ViewSpecConfig) -> dict[str, Catalog]:
         """The catalogs of all sources a view may name; only those it does name must answer."""
@@ -260,9 +325,9 @@ class Mediator:
         if spec.max_batch < 0:
             raise ConfigurationError(f"max_batch is {spec.max_batch}; 0 means the mediator's value")
         with self.changed:
-            if spec.name in self.views or spec.name in self._creating or spec.name in self._state.detached:
+            if spec.name in self.views or spec.name in self._changing or spec.name in self._state.detached:
                 raise AlreadyExistsError(f"view {spec.name!r} exists already")
-            self._creating.add(spec.name)
+            self._changing.add(spec.name)
         try:
             progress("plan", "", 0, None)
             decomposition = self.explain(spec)
@@ -270,7 +335,9 @@ class Mediator:
                 self.channels[source].wait_connected(ATTACH_SECONDS)
             with (
                 self._state.acknowledgements_held(),
-                loaded_extents(decomposition.local_views, self.channels, progress) as loaded,
+                loaded_extents(
+                    decomposition.local_views, self.channels, progress, self.config.extent_rows
+                ) as loaded,
             ):
                 progress("join", "", 0, None)
                 directory = self.warehouse.stage_directory(spec.name)
@@ -280,33 +347,43 @@ class Mediator:
                 version = VersionRow(0, "", Position(0), loaded.vector, now())
                 schema = decomposition.assembly.schema
                 state = change.table if change.table is not None else list(change.files)
-                self.warehouse.create_view(
-                    spec.name, spec_to_json(spec), schema, state, version, decomposition.hidden
-                )
+                try:
+                    self.warehouse.create_view(
+                        spec.name, spec_to_json(spec), schema, state, version, decomposition.hidden
+                    )
+                except Exception:
+                    # It may be visible all the same: then it is taken up like any stored view.
+                    with suppress(Exception):
+                        self.warehouse.recover()
+                    raise
                 view = MaintainedView(spec, decomposition, 0, loaded.vector)
                 self._register(view)
             progress("done", "", 0, None)
             return view
         finally:
             with self.changed:
-                self._creating.discard(spec.name)
+                self._changing.discard(spec.name)
 
     def drop_view(self, name: str) -> None:
         """End a view and remove its data."""
         self.warehouse.view(name)
         with self.changed:
+            if name in self._changing:
+                raise SourceUnavailableError(f"view {name!r} is being made or dropped right now")
+            self._changing.add(name)
             view = self.views.pop(name, None)
             self._state.detached.pop(name, None)
             self._refused_configured.add(name)
-        if view is not None:
-            for local in view.local_views:
+            for local in view.local_views if view is not None else ():
                 self.channels[local.source].drop(local.name)
-            with view.installing:
+        try:
+            with view.installing if view is not None else nullcontext():
                 self.warehouse.drop_view(name)
-        else:
-            self.warehouse.drop_view(name)
-        with self.changed:
-            self.changed.notify_all()
+        finally:
+            # If that failed, it is found as a stored view that nobody keeps, and taken up again.
+            with self.changed:
+                self._changing.discard(name)
+                self.changed.notify_all()
 
     def view(self, name: str) -> MaintainedView:
         """The view of that name, if it is being kept."""
@@ -327,48 +404,31 @@ class Mediator:
         """How long commits to the warehouse took."""
         return self._state.commit_seconds
 
-    def views_of(self, sql: str) -> set[str]:
-        """The views that a query reads; raises as the query would."""
-        return set(views_in(sql, [stored.name for stored in self.warehouse.views()]).values())
-
     def away(self, name: str) -> tuple[Sequence[str], datetime | None]:
-        """The sources of a stored view that are away, and since when the first of them is."""
-        away = {
+        """The sources of a stored view that do not answer, and since when the first of them does not."""
+        kept = self.views.get(name)
+        owing = kept.owing if kept is not None else {}
+        away = dict(owing) | {
             source: since
             for source in self.warehouse.newest(name).vector
             if source in self.channels and (since := self.channels[source].away_since) is not None
         }
         return sorted(away), min(away.values(), default=None)
 
-    def fixed_version(self, sql: str, version: int) -> dict[str, int]:
-        """Which view a query with `as_of` reads at that version; it must read exactly one."""
-        views = self.views_of(sql)
-        if len(views) != 1:
-            raise ViewDefinitionError(f"--as-of needs a query over one view, not {len(views)}")
-        return {views.pop(): version}
-
     # Updates arrive
 
     def _deliver(self, update: SourceUpdate) -> None:
-        """Log an update into the UMQ of every view it touches. Called by channels, in order per source."""
+        """Log an update into the UMQ of every view it touches, or of none: then it comes again.
+
+        Called by channels, in order per source.
+        """
         with self.changed:
             deliveries = [next(self._deliveries) for _ in update.positions]
-            for view in self.views.values():
-                deltas = {
-                    view.node_of[name]: delta
-                    for name, delta in update.deltas.items()
-                    if name in view.node_of and update.subscriptions[name] == view.subscription
-                }
-                if deltas and view.queue.log_update(
-                    update.source,
-                    update.positions,
-                    update.batched,
-                    deliveries,
-                    update.observed_at,
-                    deltas,
-                    update.marks,
-                ):
-                    view.delivered()
+            # All that may fail comes first.
+            runs = [(view, view.run_of(update, deliveries)) for view in self.views.values()]
+            for view, run in runs:
+                if run is not None:
+                    view.log_update(run)
             self.changed.notify_all()
 
     def _view_failed(self, local_view: str, error: LockstepError) -> None:
@@ -394,7 +454,7 @@ class Mediator:
     def refresh_view(self, name: str, progress: Progress) -> tuple[int, int]:
         """Read a view's sources again and install the difference as one version: (version, rows changed)."""
         if name not in self.views:
-            self._attach(self.warehouse.view(name))
+            self._attach(name)
         return self._recomputer.refresh(self.view(name), progress)
 
 

@@ -29,13 +29,20 @@ def fill(mediator: Mediator, families: Families) -> None:
         )
     with mediator.changed:
         for view in mediator.views.values():
-            _view(view, families)
+            _maintained(view.name, not view.problem, families)
+            _view(mediator, view, families)
+        for name in mediator.detached:
+            _maintained(name, False, families)
 
 
-def _view(view: MaintainedView, families: Families) -> None:
+def _maintained(name: str, maintained: bool, families: Families) -> None:
+    text = "1 if the view is kept, 0 if it is paused or could not be taken up since the start."
+    families.gauge("view_maintained", text, maintained, view=name)
+
+
+def _view(mediator: Mediator, view: MaintainedView, families: Families) -> None:
     counters, name = view.counters, view.name
     families.gauge("view_version", "The newest visible version.", view.version, view=name)
-    families.gauge("view_maintained", "1 if the view is kept, 0 if paused.", not view.problem, view=name)
     families.gauge("view_pending_transactions", "Transactions that wait.", len(view.queue), view=name)
     families.gauge("view_pending_rows", "Rows of changes that wait.", view.queue.rows, view=name)
     families.counter("view_batches", "Batches installed.", counters.batches, view=name)
@@ -49,15 +56,18 @@ def _view(view: MaintainedView, families: Families) -> None:
         "view_lag_seconds", "From observation to commit of a transaction: the last.", last, view=name
     )
     families.gauge("view_lag_p99_seconds", "The 99th percentile.", counters.lag(0.99), view=name)
-    oldest = dict.fromkeys(view.sources, 0.0)
-    for run in view.queue.runs:
-        age = (now() - run.observed_at).total_seconds()
-        oldest[run.source] = max(oldest.get(run.source, 0.0), age)
-    for source, age in oldest.items():
+    for source in view.sources:
         families.gauge(
             "view_source_lag_seconds",
-            "Age of the oldest transaction of a source that a view does not show yet; 0 if it shows all.",
-            age,
+            "For how long a view may lack something of a source; 0 if it shows all that is known.",
+            _lag(mediator, view, source),
             view=name,
             source=source,
         )
+
+
+def _lag(mediator: Mediator, view: MaintainedView, source: str) -> float:
+    """The age of the oldest that waits, or since when nothing could come: both are lack of news."""
+    since = [run.observed_at for run in view.queue.runs if run.source == source]
+    since += [moment for moment in (view.parked_since, mediator.channels[source].away_since) if moment]
+    return max(0.0, (now() - min(since)).total_seconds()) if since else 0.0

@@ -63,7 +63,7 @@ class MaintenanceProcess:
         self._epoch = view.epoch
         self._receives = not view.maintenance.takes_batches
         self._numbers = itertools.count(1)
-        self._inbox: deque[Update | Answered] = deque()
+        self._inbox: deque[DeliveredRun | Update | Answered] = deque()
         self._asked: list[tuple[SourceChannel, Future[Answer], AnyQuery]] = []
         self._asked_at = 0.0
         self._away_since: float | None = None
@@ -116,12 +116,12 @@ class MaintenanceProcess:
         """Answer the step it waits for, and run the algorithm up to its next one."""
         match self.waits_for:
             case tuple():
-                self.asking_seconds += time.monotonic() - self._asked_at
+                self.asking_seconds += self.waited_seconds
                 asked, self._asked = self._asked, []
                 self._go_on(tuple(future.result() for _, future, _ in asked))
             case Next():
                 with self._state.changed:
-                    message = self._inbox.popleft()
+                    message = self._next_message()
                 if isinstance(message, Answered):
                     (index,) = (i for i, (_, _, q) in enumerate(self._asked) if q is message.query)
                     del self._asked[index]
@@ -139,6 +139,21 @@ class MaintenanceProcess:
         """Answer an `Install` or a `Settle`: it is committed."""
         self._staged.clear()
         self._go_on(None)
+
+    @property
+    def owing(self) -> list[str]:
+        """The sources that owe it answers."""
+        return sorted({channel.source for channel, future, _ in self._asked if not future.done()})
+
+    @property
+    def is_late(self) -> bool:
+        """Whether answers are owed for so long that others should not wait for it."""
+        return bool(self.owing) and self.waited_seconds > self._state.config.late_seconds
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long ago it asked its last queries."""
+        return time.monotonic() - self._asked_at
 
     @property
     def is_overdue(self) -> bool:
@@ -171,7 +186,20 @@ class MaintenanceProcess:
     # What arrives
 
     def deliver(self, run: DeliveredRun) -> None:
-        """Put each transaction of a run into the inbox. Called with the lock held."""
+        """Put a run into the inbox. Called with the lock held, while it is delivered: so it cannot fail."""
+        self._inbox.append(run)
+
+    def _next_message(self) -> Update | Answered:
+        """Take the first message of the inbox; of a run, its first transaction. Needs the lock."""
+        message = self._inbox.popleft()
+        if isinstance(message, DeliveredRun):
+            message, *others = self._updates(message)
+            self._inbox.extendleft(reversed(others))
+        return message
+
+    def _updates(self, run: DeliveredRun) -> list[Update]:
+        """Each transaction of a run by itself."""
+        updates = []
         for i, position in enumerate(run.positions):
             first = (run.first_version + i) * self.view.plan.width
             deltas = {}
@@ -179,7 +207,7 @@ class MaintenanceProcess:
                 rows = table.filter(pc.equal(table[SEQUENCE], first + node)).drop_columns([SEQUENCE])
                 if rows.num_rows:
                     deltas[node] = rows
-            self._inbox.append(
+            updates.append(
                 Update(
                     next(self._numbers),
                     run.source,
@@ -190,6 +218,7 @@ class MaintenanceProcess:
                     run.marks[i],
                 )
             )
+        return updates
 
     def _answered(self, query: AnyQuery, future: Future[Answer]) -> None:
         with self._state.changed:
@@ -216,9 +245,11 @@ class MaintenanceProcess:
         self.view.counters.queries += len(queries)
         for query in queries:
             if isinstance(query, SourceQuery):
-                channel = self._state.channels[self.view.local_views[0].source]
+                # All its local views were defined together, so any of them tells how far they have come.
+                local = self.view.local_views[0]
+                channel = self._state.channels[local.source]
                 terms = [(term.sign, self._by_occurrence(term)) for term in query.terms]
-                future = channel.evaluate(whole_view(self.view.decomposition), terms)
+                future = channel.evaluate(local.name, whole_view(self.view.decomposition), terms)
             else:
                 local = self.view.local_views[query.node]
                 channel = self._state.channels[local.source]

@@ -7,7 +7,7 @@ time they have reported their position, and is rolled back from the extents.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -74,6 +74,7 @@ class Recomputer:
         """Read a view's sources again and install the difference as one version: (version, rows changed)."""
         name = view.name
         with self._held(view), self._state.acknowledgements_held():
+            self._state.catch_up(view)
             paused = not view.is_followed
             if paused:
                 fresh = self._explain(view.spec)
@@ -92,7 +93,13 @@ class Recomputer:
             install = ViewInstall(name, [row], table=_tagged(change, version))
             if any(vector[source] < position for source, position in view.noted.items()):
                 self._state.warehouse.forget_reached(name)
-            newest = self._state.warehouse.install([install])[name]
+            try:
+                newest = self._state.warehouse.install([install])[name]
+            except Exception:
+                # It may be visible all the same; recovery finds out, and the next attempt catches up with it.
+                with suppress(Exception):
+                    self._state.warehouse.recover()
+                raise
             with self._state.changed:
                 view.reloaded(newest.version, newest.vector)
                 view.queue.rebase(version, vector)
@@ -141,13 +148,13 @@ class Recomputer:
         """
         for source in view.sources:
             self._state.channels[source].wait_connected(ATTACH_SECONDS)
-        with loaded_extents(view.local_views, self._state.channels, progress) as loaded:
+        most = self._state.config.extent_rows
+        with loaded_extents(view.local_views, self._state.channels, progress, most) as loaded:
             extents = []
             for node, local in enumerate(view.local_views):
                 channel, position = self._state.channels[local.source], loaded.vector[local.source]
                 minus = None
                 if view.is_followed:
-                    channel.grant(self._state.config.umq_rows)
                     channel.wait_delivered(local.name, position, CATCH_UP_SECONDS)
                 if at_vector:
                     with self._state.changed:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 
+from algebra.errors import LockstepError
 from mediator import metrics
 from mediator.config import MediatorConfig
 from mediator.mediator import Mediator
 from mediator.service import MediatorService
 from protos.lockstep.v1 import mediator_pb2, mediator_pb2_grpc
 from protos.metrics import Families, MetricsEndpoint
+from protos.security.audit import AuditLog
+from protos.security.principals import CONFIGURATION
 from protos.security.settings import PLAIN
 from protos.security.tls import check_exposed, check_reached, served_files
 from protos.server import GrpcServer
@@ -44,16 +48,17 @@ class MediatorServer:
             mediator_pb2_grpc.add_MediatorServiceServicer_to_server(
                 MediatorService(self.mediator), self._server.server
             )
+            if self._metrics is not None:
+                log.info("metrics at %s", self._metrics.start())
             address = self._server.start()
+            self.mediator.on_storage(self._server.set_serving)
+            self.mediator.on_failure(self._done.set)
+            self.mediator.on_own_act(partial(_record, self._server.audit))
+            self._server.set_serving(True)  # not later: from its start on, the mediator tells if that changes
+            self.mediator.start()
         except BaseException:
-            self.mediator.stop()
+            self.stop(0)
             raise
-        self.mediator.on_storage(self._server.set_serving)
-        self.mediator.on_failure(self._done.set)
-        self.mediator.start()
-        if self._metrics is not None:
-            log.info("metrics at %s", self._metrics.start())
-        self._server.set_serving(True)
         return address
 
     def _fill(self, families: Families) -> None:
@@ -74,3 +79,9 @@ class MediatorServer:
     def wait(self) -> None:
         """Block until `stop` has been called, or it cannot go on."""
         self._done.wait()
+
+
+def _record(audit: AuditLog, action: str, view: str, error: LockstepError | None) -> None:
+    """Write down what the mediator did by itself."""
+    outcome, detail = (error.reason, error.message) if error is not None else ("ok", "")
+    audit.record(CONFIGURATION, "", action, view, outcome, detail)

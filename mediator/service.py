@@ -5,28 +5,33 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 import grpc
 
 from algebra.arrow_ipc import schema_to_ipc, to_ipc
-from algebra.errors import ForbiddenError, LockstepError, NotFoundError
+from algebra.errors import ForbiddenError, LockstepError, ViewDefinitionError
 from algebra.position import Position
 from mediator.config import ViewSpecConfig
 from mediator.explain import explanation, maintenance
 from mediator.mediator import Mediator
 from mediator.storage_errors import storage_error
 from mediator.views import MaintainedView, spec_from_json
+from mediator.warehouse.query import NoSuchViewError, views_in
 from mediator.warehouse.records import VersionRecord
 from protos.convert import position_to_proto
 from protos.lockstep.v1 import mediator_pb2 as pb
 from protos.lockstep.v1 import mediator_pb2_grpc
 from protos.process_memory import peak_bytes, resident_bytes
 from protos.security.access import require
-from protos.security.guard import call_of
+from protos.security.guard import Call, call_of
+from protos.security.limits import counted_by
 from protos.security.principals import Principal, Verb
 from protos.status import abort
+
+HISTORY_VERSIONS = 10_000
+"""How many versions one response of GetHistory holds at most."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -37,7 +42,7 @@ def _unary(method: Method) -> Method:
         try:
             return method(self, request, context)
         except LockstepError as error:
-            abort(context, error)
+            abort(context, self.told(error, context))
 
     return guarded  # type: ignore[return-value]
 
@@ -48,7 +53,7 @@ def _streaming(method: Method) -> Method:
         try:
             yield from method(self, request, context)
         except LockstepError as error:
-            abort(context, error)
+            abort(context, self.told(error, context))
 
     return guarded  # type: ignore[return-value]
 
@@ -64,12 +69,12 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
         self, request: pb.CreateViewRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.CreateViewResponse]:
         spec = _spec_from_proto(request.view)
-        call_of(context).target = spec.name
-        for event in _with_progress(lambda progress: self._mediator.create_view(spec, progress)):
+        call = call_of(context)
+        call.target = spec.name
+        for event in _with_progress(call, lambda progress: self._mediator.create_view(spec, progress)):
             if isinstance(event, pb.LoadProgress):
                 yield pb.CreateViewResponse(progress=event)
             else:
-                call_of(context).finished = True
                 yield pb.CreateViewResponse(view=self._view(spec.name))
 
     @_unary
@@ -81,12 +86,12 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
     def RefreshView(
         self, request: pb.RefreshViewRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.RefreshViewResponse]:
-        for event in _with_progress(lambda progress: self._mediator.refresh_view(request.name, progress)):
+        call, name = call_of(context), request.name
+        for event in _with_progress(call, lambda progress: self._mediator.refresh_view(name, progress)):
             if isinstance(event, pb.LoadProgress):
                 yield pb.RefreshViewResponse(progress=event)
             else:
                 version, rows = event
-                call_of(context).finished = True
                 yield pb.RefreshViewResponse(result=pb.RefreshResult(version=version, changed_rows=rows))
 
     @_unary
@@ -96,8 +101,16 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
 
     def _seen_by(self, principal: Principal) -> list[str]:
         """The views that a caller may know of."""
-        names = [stored.name for stored in self._mediator.warehouse.views()]
-        return [name for name in names if may_see(principal, name)]
+        return [name for name in self._names() if may_see(principal, name)]
+
+    def _names(self) -> list[str]:
+        return [stored.name for stored in self._mediator.warehouse.views()]
+
+    def told(self, error: LockstepError, context: grpc.ServicerContext) -> LockstepError:
+        """The error as its caller may hear it: of views that it may not know of it learns no name."""
+        if isinstance(error, NoSuchViewError):
+            return NoSuchViewError(error.name, self._seen_by(call_of(context).principal))
+        return error
 
     @_unary
     def GetView(self, request: pb.GetViewRequest, context: grpc.ServicerContext) -> pb.GetViewResponse:
@@ -108,9 +121,11 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
     @_unary
     def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.GetStatusResponse:
         mediator = self._mediator
+        principal = call_of(context).principal
         response = pb.GetStatusResponse(
             engine=mediator.config.engine,
-            warehouse=mediator.config.warehouse,
+            # Where it lies on the server's disk is for those who look after it.
+            warehouse=mediator.config.warehouse if principal.may(Verb.MANAGE, "") else "",
             memory_bytes=resident_bytes(),
             peak_memory_bytes=peak_bytes(),
             waiting_rows=mediator.waiting_rows,
@@ -119,13 +134,14 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
                 max_batch=mediator.config.max_batch,
                 embedded_memory=mediator.config.embedded_memory,
                 keepalive_seconds=mediator.config.keepalive_seconds,
+                assembled_rows=mediator.config.assembled_rows,
+                extent_rows=mediator.config.extent_rows,
             ),
         )
         response.problem, problem_since = mediator.storage_problem
         if problem_since is not None:
             response.problem_since.FromDatetime(problem_since)
         response.started_at.FromDatetime(mediator.started_at)
-        principal = call_of(context).principal
         # Who may read some views only has no business with where their rows come from.
         all_seen = principal.may(Verb.READ, "") or principal.may(Verb.MANAGE, "")
         for channel in mediator.channels.values() if all_seen else ():
@@ -188,36 +204,22 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
 
     @_streaming
     def Query(self, request: pb.QueryRequest, context: grpc.ServicerContext) -> Iterator[pb.QueryResponse]:
-        fixed: Mapping[str, int] | None = None
         call = call_of(context)
-        views = self._readable(call.principal, request.sql)
+        # Names are looked up among these, now and when the query runs: a view that is made meanwhile is none.
+        known = [name for name in self._names() if call.principal.may(Verb.READ, name)]
+        views = _views_of(request.sql, known, call.principal)
         call.target = ", ".join(sorted(views))
-        if request.HasField("as_of"):
-            fixed = self._mediator.fixed_version(request.sql, request.as_of)
-        reader, versions = self._mediator.warehouse.query(request.sql, fixed)
+        fixed = _fixed_version(views, request.as_of) if request.HasField("as_of") else None
+        caller = counted_by(call.principal, call.peer)
+        reader, versions = self._mediator.warehouse.query(
+            request.sql, fixed, context.add_callback, known, caller
+        )
         yield pb.QueryResponse(arrow=schema_to_ipc(reader.schema), versions=versions)
         for batch in reader:
             if batch.num_rows:
                 yield pb.QueryResponse(arrow=to_ipc(batch))
-        call.finished = True
+        call.outcome = "ok"
         yield pb.QueryResponse(last=True)
-
-    def _readable(self, principal: Principal, sql: str) -> set[str]:
-        """The views of a query, if the caller may read all of them.
-
-        One that may not hears the same of a view that does not exist: nobody learns names by asking.
-        """
-        every = principal.may(Verb.READ, "")
-        try:
-            views = self._mediator.views_of(sql)
-        except NotFoundError:
-            if every:
-                raise
-            views = None
-        if views is None or not all(principal.may(Verb.READ, view) for view in views):
-            own = ", ".join(sorted(scope.partition(":")[2] for scope in principal.scopes if ":" in scope))
-            raise ForbiddenError(f"{principal.title} may read {own or 'nothing'}, and the query names more")
-        return views
 
     @_streaming
     def WatchView(
@@ -251,14 +253,17 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
     def GetHistory(
         self, request: pb.GetHistoryRequest, context: grpc.ServicerContext
     ) -> pb.GetHistoryResponse:
-        records = self._mediator.warehouse.history(request.name, max(request.limit, 0))
+        before = request.before if request.HasField("before") else None
+        limit = request.limit if 0 < request.limit < HISTORY_VERSIONS else HISTORY_VERSIONS
+        records = self._mediator.warehouse.history(request.name, limit, before)
         return pb.GetHistoryResponse(versions=[_version(record) for record in records])
 
     @_streaming
     def VerifyView(
         self, request: pb.VerifyViewRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.VerifyViewResponse]:
-        for event in _with_progress(lambda progress: self._mediator.verify_view(request.name, progress)):
+        call, name = call_of(context), request.name
+        for event in _with_progress(call, lambda progress: self._mediator.verify_view(name, progress)):
             if isinstance(event, pb.LoadProgress):
                 yield pb.VerifyViewResponse(progress=event)
             else:
@@ -269,7 +274,6 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
                     arrow=to_ipc(event.differences),
                     hidden_differences=event.hidden_differences,
                 )
-                call_of(context).finished = True
                 yield pb.VerifyViewResponse(result=result)
 
     @_unary
@@ -329,6 +333,26 @@ def may_see(principal: Principal, view: str) -> bool:
     return principal.may(Verb.READ, view) or principal.may(Verb.MANAGE, view)
 
 
+def _views_of(sql: str, known: Collection[str], principal: Principal) -> set[str]:
+    """The views of a query. Who may read some only hears the same of one that is hidden and of none."""
+    try:
+        return set(views_in(sql, known).values())
+    except NoSuchViewError:
+        if principal.may(Verb.READ, ""):
+            raise
+        own = ", ".join(sorted(scope.partition(":")[2] for scope in principal.scopes if ":" in scope))
+        raise ForbiddenError(
+            f"{principal.title} may read {own or 'nothing'}, and the query names more"
+        ) from None
+
+
+def _fixed_version(views: Collection[str], version: int) -> dict[str, int]:
+    """Which view a query with `as_of` reads at that version; it must read exactly one."""
+    if len(views) != 1:
+        raise ViewDefinitionError(f"--as-of needs a query over one view, not {len(views)}")
+    return dict.fromkeys(views, version)
+
+
 def _notify(condition: threading.Condition) -> None:
     with condition:
         condition.notify_all()
@@ -376,27 +400,37 @@ def _spec_to_proto(spec: ViewSpecConfig) -> pb.ViewSpec:
     )
 
 
-def _with_progress(work: Callable[[Callable[..., None]], Any]) -> Iterator[Any]:
-    """Run `work` beside the stream: yields LoadProgress messages as they come, then the result."""
+def _with_progress(call: Call, work: Callable[[Callable[..., None]], Any]) -> Iterator[Any]:
+    """Run `work` beside the stream: yields LoadProgress messages as they come, then the result.
+
+    It goes on if the caller leaves; the call is told what came of it in any case.
+    """
     events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
 
     def progress(phase: str, local_view: str, rows: int, estimate: int | None) -> None:
         message = pb.LoadProgress(phase=phase, local_view=local_view, rows=rows, row_estimate=estimate)
         events.put(("progress", message))
 
+    def failed(error: LockstepError) -> None:
+        call.outcome, call.detail = error.reason, error.message
+        events.put(("error", error))
+
     def run() -> None:
         try:
-            events.put(("result", work(progress)))
+            result = work(progress)
+            call.outcome = "ok"
+            events.put(("result", result))
         except LockstepError as error:
-            events.put(("error", error))
+            failed(error)
         except Exception as error:
-            if (found := storage_error(error, "the warehouse")) is not None:
-                events.put(("error", found))
-                return
-            events.put(("error", LockstepError(f"internal error: {error}")))
-            raise
+            found = storage_error(error, "the warehouse")
+            failed(found or LockstepError(f"internal error: {error}"))
+            if found is None:
+                raise
 
-    threading.Thread(target=run, name="view-work", daemon=True).start()
+    thread = threading.Thread(target=run, name="view-work", daemon=True)
+    thread.start()
+    call.settle = thread.join
     while True:
         kind, value = events.get()
         if kind == "error":

@@ -58,14 +58,14 @@ class MediatorState:
 
     def follow(self, view: MaintainedView) -> None:
         """Have the changes of a view's local views reported, after its version; its queue is emptied."""
+        # With the lock held to the end: all channels must have the same, newest subscription.
         with self.changed:
-            view.queue.clear(view.version)
+            view.follow()
             view.subscription = next(_SUBSCRIPTIONS)
-            view.parked = False
             after = view.resume_from
-        for source in view.sources:
-            local_views = [local for local in view.local_views if local.source == source]
-            self.channels[source].define(local_views, after[source], view.subscription)
+            for source in view.sources:
+                local_views = [local for local in view.local_views if local.source == source]
+                self.channels[source].define(local_views, after[source], view.subscription)
 
     def park(self, view: MaintainedView) -> None:
         """Leave a view's updates in its sources' logs, and forget those that wait; `follow` takes it up.
@@ -73,17 +73,39 @@ class MediatorState:
         Nothing is lost: its vector is not acknowledged beyond, so the sources keep what comes after it.
         """
         with self.changed:
-            view.parked = True
+            view.park()
             view.subscription = next(_SUBSCRIPTIONS)
-            view.queue.clear(view.version)
+            for local in view.local_views:
+                self.channels[local.source].drop(local.name)
+            self.changed.notify_all()
+
+    def catch_up(self, view: MaintainedView) -> None:
+        """Take note of a version that is visible although its install failed: it broke after its commit.
+
+        For who holds the view's `installing`, or knows that nobody does.
+        """
+        try:
+            newest = self.warehouse.newest(view.name)
+        except LockstepError:
+            return  # dropped meanwhile
+        with self.changed:
+            if newest.version <= view.version:
+                return
+            if newest.source:
+                view.version, view.vector = newest.version, dict(newest.vector)
+            else:
+                view.reloaded(newest.version, newest.vector)
+            view.queue.rebase(newest.version, view.vector)
             view.epoch += 1
-        for local in view.local_views:
-            self.channels[local.source].drop(local.name)
-        self.notify()
 
     def away(self, view: MaintainedView) -> list[str]:
         """The sources of a view that do not answer now."""
         return [source for source in view.sources if not self.channels[source].connected]
+
+    @property
+    def stuck_rows(self) -> int:
+        """Of these, what waits for sources that are away. Needs the lock."""
+        return sum(view.queue.cost for view in self.views.values() if view.is_followed and self.away(view))
 
     @property
     def waiting_rows(self) -> int:
@@ -92,10 +114,15 @@ class MediatorState:
             return sum(view.queue.cost for view in self.views.values())
 
     def give_room(self) -> None:
-        """Give sources credit for what they have sent, unless too much of it waits."""
-        if self.waiting_rows < self.config.umq_rows:
-            for channel in self.channels.values():
-                channel.give_back()
+        """Give sources credit again for what they have sent and what no longer waits.
+
+        So what waits and what may still be sent stay within `umq_rows` together.
+        """
+        owed = {source: channel.owed for source, channel in self.channels.items()}
+        room = sum(owed.values()) - self.waiting_rows
+        for source in sorted(owed, key=lambda source: -owed[source]):
+            if room > 0:
+                room -= self.channels[source].give_back(room)
 
     def write_failed(self, error: Exception) -> None:
         """A write to the warehouse failed, by the disk's fault or another."""

@@ -12,7 +12,7 @@ import datetime
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from algebra.engines.contract import Relation
 from algebra.global_transaction import GlobalTransaction
 from algebra.position import Position
 from algebra.schema import COUNT
+from algebra.weight import weight
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,14 @@ class DeliveredRun:
     observed_at: datetime.datetime
     tables: Mapping[int, Relation]
     marks: Sequence[GlobalTransaction | None] = ()
+    cost: int = field(init=False)
+    """What it takes of the room for updates: the weight of its rows, and one for each transaction."""
 
     def __post_init__(self) -> None:
         if not self.marks:
             object.__setattr__(self, "marks", (None,) * len(self.positions))
+        cost = len(self.positions) + sum(weight(table) for table in self.tables.values())
+        object.__setattr__(self, "cost", cost)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -102,10 +107,10 @@ class UpdateMessageQueue:
 
     @property
     def cost(self) -> int:
-        """What waits, in credit: rows, and one for each transaction."""
-        return self.rows + len(self)
+        """What waits, as credit counts it."""
+        return sum(run.cost for run in self._runs)
 
-    def log_update(
+    def next_run(
         self,
         source: str,
         positions: Sequence[Position],
@@ -114,37 +119,47 @@ class UpdateMessageQueue:
         observed_at: datetime.datetime,
         deltas: Mapping[int, tuple[Relation | None, Sequence[int]]],
         marks: Sequence[GlobalTransaction | None] = (),
-    ) -> int:
-        """Append the transactions that touch this view; how many they are.
+        after: Position | None = None,
+    ) -> DeliveredRun | None:
+        """The transactions that touch this view, for `log_update`; None if none does. Nothing is queued yet.
 
         `deltas` maps nodes to (rows with `_tx`, indexes of the transactions that touch the node). `marks`
-        has one entry per transaction, or is left out.
+        has one entry per transaction, or is left out. What is not after the position `after` is left out.
         """
         touched = np.unique(np.asarray([i for _, indexes in deltas.values() for i in indexes], np.int64))
+        known = bisect_right([positions[i] for i in touched], after) if after is not None else 0
+        touched = touched[known:]
         if not len(touched):
-            return 0
+            return None
         tables: dict[int, Relation] = {}
         for node, (rows, _) in deltas.items():
+            if rows is not None and known:
+                rows = rows.filter(pc.greater_equal(rows["_tx"], int(touched[0])))
             if rows is None or not rows.num_rows:
                 continue
             rank = np.searchsorted(touched, rows["_tx"].to_numpy())
             sequence = (self._next_version + rank) * self._width + node
             columns = rows.select([*self._schemas[node].names, COUNT])
             tables[node] = columns.append_column(SEQUENCE, pa.array(sequence.astype(np.int64)))
-        self._runs.append(
-            DeliveredRun(
-                source=source,
-                first_version=self._next_version,
-                positions=[positions[i] for i in touched],
-                batched=[batched[i] for i in touched],
-                deliveries=[deliveries[i] for i in touched],
-                observed_at=observed_at,
-                tables=tables,
-                marks=[marks[i] for i in touched] if marks else (),
-            )
+        return DeliveredRun(
+            source=source,
+            first_version=self._next_version,
+            positions=[positions[i] for i in touched],
+            batched=[batched[i] for i in touched],
+            deliveries=[deliveries[i] for i in touched],
+            observed_at=observed_at,
+            tables=tables,
+            marks=[marks[i] for i in touched] if marks else (),
         )
-        self._next_version += len(touched)
-        return len(touched)
+
+    def log_update(self, run: DeliveredRun) -> None:
+        """Append what `next_run` made, with nothing queued in between. Cannot fail."""
+        self._runs.append(run)
+        self._next_version += len(run)
+
+    def last_position(self, source: str) -> Position | None:
+        """The position of the source's last waiting transaction; None if none waits."""
+        return next((run.positions[-1] for run in reversed(self._runs) if run.source == source), None)
 
     def horizon(self, limit: int) -> int | None:
         """The delivery number of the last of the first `limit` waiting transactions; None if none waits."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 from algebra.decompose import Decomposition, decompose
+from algebra.errors import OrderingViolationError
 from algebra.local_view import LocalView
 from algebra.plan import SweepPlan
 from algebra.position import Position
@@ -17,7 +19,9 @@ from algebra.schema import Catalog
 from mediator.config import ViewSpecConfig
 from mediator.consistency import admit, choose
 from mediator.maintenance.contract import Maintenance
+from mediator.reported_views import SourceUpdate
 from mediator.update_queue import DeliveredRun, UpdateMessageQueue
+from protos.convert import now
 from protos.lockstep.v1.types_pb2 import Capabilities
 from protos.metrics import SIZES, Distribution
 
@@ -71,12 +75,16 @@ class MaintainedView:
         """Transactions that a batch may take, after one was too large for the engine; 0: no such cap."""
         self.parked = False
         """Its local views are not defined: what its sources do is left in their logs."""
+        self.parked_since: datetime | None = None
+        """Since when it may lack something because it is parked; None if it is not."""
+        self.owing: Mapping[str, datetime] = {}
+        """The sources that it is late for: connected, but they do not answer; and since when."""
         self.counters = ViewCounters()
         self.installing = threading.Lock()
         self.epoch = 0
         """Counts how often the view was computed anew: a process of an older epoch has the wrong past."""
         self.on_update: Callable[[DeliveredRun], None] | None = None
-        """Told of each run that is queued, with the mediator's lock held."""
+        """Told of each run that is queued, with the mediator's lock held; must not fail."""
         self.redefine(decomposition)
 
     def redefine(self, decomposition: Decomposition) -> None:
@@ -116,10 +124,52 @@ class MaintainedView:
         """Whether what its sources do is queued for it."""
         return not self.problem and not self.parked
 
-    def delivered(self) -> None:
-        """Tell the view's process what was queued last."""
+    def park(self) -> None:
+        """Forget what waits; its sources keep it."""
+        waiting = [run.observed_at for run in self.queue.runs]
+        self.parked, self.parked_since = True, min([*waiting, self.parked_since or now()])
+        self.queue.clear(self.version)
+        self.epoch += 1
+
+    def follow(self) -> None:
+        """Have its updates queued (again), from its version on."""
+        self.queue.clear(self.version)
+        self.parked, self.parked_since = False, None
+
+    def run_of(self, update: SourceUpdate, deliveries: Sequence[int]) -> DeliveredRun | None:
+        """What an update is to this view, for `log_update`; None if it does not touch it.
+
+        What the view shows already is left out: it may come again, asked for before a commit was noticed.
+        """
+        deltas = {
+            self.node_of[name]: delta
+            for name, delta in update.deltas.items()
+            if name in self.node_of and update.subscriptions[name] == self.subscription
+        }
+        if not deltas:
+            return None
+        run = self.queue.next_run(
+            update.source,
+            update.positions,
+            update.batched,
+            deliveries,
+            update.observed_at,
+            deltas,
+            update.marks,
+            after=self.vector[update.source],
+        )
+        last = self.queue.last_position(update.source)
+        if run is not None and last is not None and run.positions[0] <= last:
+            raise OrderingViolationError(
+                f"source {update.source!r} went back from {last} to {run.positions[0]} for view {self.name!r}"
+            )
+        return run
+
+    def log_update(self, run: DeliveredRun) -> None:
+        """Queue a run, and tell the view's process of it. Cannot fail."""
+        self.queue.log_update(run)
         if self.on_update is not None:
-            self.on_update(self.queue.runs[-1])
+            self.on_update(run)
 
     def batch_limit(self, default: int) -> int:
         """How many transactions one batch of this view may take."""

@@ -135,7 +135,11 @@ class WrapperConnection:
         request = pb.LoadLocalViewRequest(local_views=[local_view_to_proto(view) for view in views])
         try:
             with self._call() as stub:
-                yield from stub.LoadLocalView(request)
+                call = stub.LoadLocalView(request)
+                try:
+                    yield from call
+                finally:
+                    call.cancel()
         except grpc.RpcError as error:
             raise self._unavailable(error) from None
 
@@ -167,9 +171,8 @@ class WrapperConnection:
 
 
 def check_version(source: str, theirs: int) -> None:
-    """Raise unless the wrapper speaks our version; one that does not say so is from before versions were
-    told."""
-    if theirs not in (0, PROTOCOL_VERSION):
+    """Raise unless the wrapper speaks our version."""
+    if theirs != PROTOCOL_VERSION:
         raise ProtocolVersionError(
             f"the wrapper of source {source!r} speaks protocol version {theirs}, "
             f"this mediator {PROTOCOL_VERSION}: upgrade the older one"

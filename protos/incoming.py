@@ -33,13 +33,12 @@ def checked_touched(delta: pb.LocalViewDelta, transactions: int) -> tuple[int, .
     return touched
 
 
-def decoded_delta(payloads: Sequence[bytes], view: LocalView, touched: tuple[int, ...]) -> Relation | None:
+def checked_delta(parts: Sequence[Relation], view: LocalView, touched: tuple[int, ...]) -> Relation | None:
     """The rows of a ΔIS from its parts: the local view's columns, `_tx` and `_count`; None without parts."""
-    if not payloads:
+    if not parts:
         return None
     expected = pa.schema([*view.arrow, pa.field(TRANSACTION, pa.int32()), pa.field(COUNT, pa.int64())])
-    parts = [_with_columns(from_ipc(payload), expected, view.name) for payload in payloads]
-    rows = pa.concat_tables(parts)
+    rows = pa.concat_tables([_with_columns(part, expected, view.name) for part in parts])
     numbers = rows[TRANSACTION].combine_chunks()
     if isinstance(numbers, pa.ChunkedArray):  # no chunk at all
         numbers = pa.array([], pa.int32())

@@ -6,6 +6,7 @@ somebody asks. So an endpoint that nobody scrapes costs nothing.
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from bisect import bisect_left
@@ -30,6 +31,8 @@ from protos.process_memory import peak_bytes, resident_bytes
 from protos.security.loopback import is_loopback
 from protos.security.settings import ServerSecurity
 from protos.security.tls_files import TlsFiles
+
+log = logging.getLogger(__name__)
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SIZES = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0)
@@ -141,6 +144,10 @@ class _HttpServer(ThreadingWSGIServer):
             self.files.current().context.wrap_socket(request, server_side=True) as encrypted,
         ):
             super().finish_request(encrypted, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A peer that left in the middle, or spoke nonsense, is no event; a trace on stderr would be one."""
+        log.debug("metrics: the request of %s failed", client_address, exc_info=True)
 
 
 class _HttpServer6(_HttpServer):

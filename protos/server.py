@@ -10,6 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from algebra.errors import ConfigurationError
+from protos.health import Health
 from protos.security.audit import AuditLog
 from protos.security.guard import Guard
 from protos.security.settings import ServerSecurity
@@ -42,15 +43,28 @@ def keepalive_options(seconds: float) -> Sequence[tuple[str, int]]:
 _WORKERS = 256
 """Threads for calls, made as they are needed. One caller has at most `CallLimits.calls` of them."""
 
-_SERVER_OPTIONS: Sequence[tuple[str, int]] = (
-    ("grpc.so_reuseport", 0),
-    # Calls that wait for a thread cost memory; beyond, one connection's calls wait at its own end.
-    ("grpc.max_concurrent_streams", 1000),
-    *keepalive_options(_SERVER_KEEPALIVE_SECONDS),
-    # Clients choose how often they ask for a sign of life; by default a server ends what it finds too often.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 200),
-    ("grpc.http2.max_ping_strikes", 0),
-)
+_CONNECTIONS = 512
+"""Connections at once; more are closed unread, so that the process has file descriptors left for its work."""
+_HANDSHAKE_SECONDS = 20.0
+"""How long a peer may take until it speaks HTTP/2, by TLS or not."""
+_IDLE_SECONDS = 60.0
+"""How long a connection is kept that has no call; callers connect again by themselves."""
+
+
+def _server_options() -> Sequence[tuple[str, int]]:
+    return (
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_allowed_incoming_connections", _CONNECTIONS),
+        ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_SECONDS * _MILLISECONDS)),
+        ("grpc.max_connection_idle_ms", int(_IDLE_SECONDS * _MILLISECONDS)),
+        # Calls that wait for a thread cost memory; beyond, one connection's calls wait at its own end.
+        ("grpc.max_concurrent_streams", 1000),
+        *keepalive_options(_SERVER_KEEPALIVE_SECONDS),
+        # Clients choose how often they ask for a sign of life; by default a server ends what it finds too
+        # often.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 200),
+        ("grpc.http2.max_ping_strikes", 0),
+    )
 
 
 class GrpcServer:
@@ -79,13 +93,13 @@ class GrpcServer:
             options=[
                 ("grpc.max_receive_message_length", self._security.max_request_bytes),
                 ("grpc.max_send_message_length", -1),
-                *_SERVER_OPTIONS,
+                *_server_options(),
             ],
         )
         self._listen = listen
         self._files = files
         self._services = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        self._health = health.HealthServicer()
+        self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         reflection.enable_server_reflection(self._services, self.server)
 
@@ -107,11 +121,12 @@ class GrpcServer:
         """
         up, down = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
         always = (health.SERVICE_NAME, reflection.SERVICE_NAME)
-        for service in ("", *self._services):
-            self._health.set(service, up if serving or service in always else down)
+        self._health.set(
+            {service: up if serving or service in always else down for service in ("", *self._services)}
+        )
 
     def stop(self, grace: float) -> None:
         """Refuse new work at once, let running calls finish within `grace` seconds."""
-        self._health.enter_graceful_shutdown()
+        self._health.close()
         self.server.stop(grace).wait()
         self._guard.stop()

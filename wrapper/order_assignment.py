@@ -1,9 +1,9 @@
 """Order assignment: everything that leaves the wrapper leaves in an order the mediator can trust.
 
-The rule: a query result at position p leaves after every ΔIS of a transaction <= p and before every ΔIS of
-a later one. Then the mediator knows, from order alone, which changes an answer shows too much. A result is
-never held back for a ΔIS that is still being computed, as in the paper's OMQ, because both are computed
-from one snapshot: all its changes are reported first.
+The rule: a query result of a local view at position p leaves after every ΔIS of that view up to p and
+before every later one. Then the mediator knows, from order alone, which changes an answer shows too much. A
+result is never held back for a ΔIS that is still being computed, as in the paper's OMQ: it is about the
+source as of what was reported last, whatever the snapshot shows beyond.
 
 Reference: wrapper paper, section 4.1, Figure 7 process OrderAssignment, and Theorem 2.
 """
@@ -20,6 +20,7 @@ from adapters.spi import TRANSACTION, Changes
 from algebra.arrow_ipc import to_ipc
 from algebra.errors import OrderingViolationError
 from algebra.position import ORIGIN, Position
+from algebra.weight import weight
 from protos.convert import global_transaction_to_proto, position_to_proto
 from protos.lockstep.v1 import types_pb2
 from protos.lockstep.v1 import wrapper_pb2 as pb
@@ -36,6 +37,8 @@ class OrderAssignment:
     def __init__(self, queue: OrderMessageQueue) -> None:
         self._queue = queue
         self._reported = ORIGIN
+        self._told: dict[str, Position] = {}
+        """Of each local view, the last position that was told: of a ΔIS, or of an answer."""
 
     @property
     def reported(self) -> Position:
@@ -55,9 +58,15 @@ class OrderAssignment:
         Transactions that touch no local view and have no mark are left out, but count as reported.
         """
         touched = sorted({index for delta in deltas.values() for index in delta.touched})
+        for name, delta in deltas.items():
+            if delta.touched:
+                self._tell(
+                    name, changes.positions[delta.touched[0]], "the change of a transaction", again=False
+                )
+                self._told[name] = changes.positions[delta.touched[-1]]
         cost = 0
         if touched:
-            cost = len(touched) + sum(delta.rows.num_rows for delta in deltas.values())
+            cost = len(touched) + sum(weight(delta.rows) for delta in deltas.values())
             for message in self._parts(changes, deltas, touched):
                 message.observed_at.FromDatetime(observed_at)
                 message.cost = 0 if message.more else cost
@@ -101,38 +110,61 @@ class OrderAssignment:
                 size += rows.nbytes
         yield message
 
-    def send_result(self, query_id: int, position: Position, batches: Iterator[pa.RecordBatch]) -> None:
-        """Send one MQR in chunks; every transaction up to its position must have been sent before."""
-        if position != self._reported:
-            raise OrderingViolationError(
-                f"a result at position {position} may not leave while changes up to {self._reported} are sent"
-            )
+    def send_result(
+        self, query_id: int, local_view: str, position: Position, batches: Iterator[pa.RecordBatch]
+    ) -> None:
+        """Send one MQR in chunks; all that happened to its local view up to the position was sent before."""
+        self._tell(local_view, position, "an answer", again=True)
         held: list[pa.RecordBatch] = []
-        size = 0
+        size = chunk = 0
         for batch in batches:
+            if self._queue.closed:
+                return  # who asked has left, and the next one must not wait for the rest
             held.append(batch)
             size += batch.nbytes
             if size >= CHUNK_BYTES:
-                self._send_chunk(query_id, position, held, last=False)
-                held, size = [], 0
-        self._send_chunk(query_id, position, held, last=True)
+                self._send_chunk(query_id, position, chunk, held, last=False)
+                held, size, chunk = [], 0, chunk + 1
+        self._send_chunk(query_id, position, chunk, held, last=True)
 
     def _send_chunk(
-        self, query_id: int, position: Position, batches: list[pa.RecordBatch], *, last: bool
+        self, query_id: int, position: Position, chunk: int, batches: list[pa.RecordBatch], *, last: bool
     ) -> None:
         payload = to_ipc(pa.Table.from_batches(batches)) if batches else b""
         self._queue.put(
             pb.ExchangeResponse(
                 result=pb.QueryResult(
-                    query_id=query_id, position=position_to_proto(position), arrow=payload, last=last
+                    query_id=query_id,
+                    position=position_to_proto(position),
+                    arrow=payload,
+                    last=last,
+                    chunk=chunk,
                 )
             )
         )
+
+    def _tell(self, local_view: str, position: Position, what: str, *, again: bool) -> None:
+        """Note that something at a position leaves; only an answer may be at one that was told before."""
+        told = self._told.get(local_view, ORIGIN)
+        if position < told or (position == told and not again):
+            raise OrderingViolationError(
+                f"{what} of local view {local_view!r} at position {position} may not leave after {told}"
+            )
+        self._told[local_view] = position
+
+    def begin(self, local_view: str) -> None:
+        """The local view is defined (anew): what was told of it before was about another definition."""
+        self._told.pop(local_view, None)
+        self._queue.put(pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=local_view)))
 
     def send_progress(self, memory: types_pb2.WrapperMemory | None = None) -> None:
         """Tell how far the source has been followed; as the heartbeat, with the wrapper's memory."""
         progress = pb.Progress(position=position_to_proto(self._reported), memory=memory)
         self._queue.put(pb.ExchangeResponse(progress=progress))
+
+    def send_sign_of_life(self, memory: types_pb2.WrapperMemory) -> None:
+        """The heartbeat while one position cannot be told for all: some local view is still behind."""
+        self._queue.put(pb.ExchangeResponse(progress=pb.Progress(memory=memory)))
 
     def send_error(
         self, reason: str, message: str, *, query_id: int | None = None, local_view: str = ""
@@ -145,10 +177,6 @@ class OrderAssignment:
                 )
             )
         )
-
-    def send(self, response: pb.ExchangeResponse) -> None:
-        """Send a message that has no position."""
-        self._queue.put(response)
 
 
 def _chunks(rows: pa.Table) -> Iterator[pa.Table]:

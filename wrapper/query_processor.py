@@ -1,11 +1,13 @@
 """Query processor: the wrapper's one thread that touches the source.
 
-It takes messages from the WMQ and follows the source, each time inside one snapshot: first every change
-that the snapshot shows is reported (steps 1 to 3 of the design's walk), then every waiting maintenance query
-is answered in the same snapshot. So an answer never shows a change that was not reported before it.
+It takes messages from the WMQ and follows the source, each time inside one snapshot: first the changes that
+the snapshot shows are reported, as many as a run has and credit allows (steps 1 to 3 of the design's walk),
+then every waiting maintenance query is answered in the same snapshot, as of what was reported: whatever the
+snapshot shows beyond is taken back. So an answer never shows a change that was not reported before it, and
+never forces out more than the mediator has room for.
 
-While no mediator is attached it keeps looking at the source all the same, because some captures (SQLite's
-write-ahead log) tell transactions apart only while someone watches.
+While no mediator is attached, or none has room, it keeps looking at the source all the same, because some
+captures (SQLite's write-ahead log) tell transactions apart only while someone watches.
 
 Reference: wrapper paper, section 4.1 and Figure 7, process QueryProcessor.
 """
@@ -15,10 +17,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 
 import pyarrow as pa
 
@@ -34,84 +35,30 @@ from algebra.errors import (
 )
 from algebra.expressions import ColumnRef
 from algebra.local_view import Keys, LocalView
-from algebra.position import Position
+from algebra.position import ORIGIN, Position
 from algebra.schema import Catalog
 from protos.convert import local_view_from_proto, now, position_from_proto
 from protos.correlation import log_transactions
 from protos.lockstep.v1 import wrapper_pb2 as pb
-from wrapper.allow_list import UNRESTRICTED, MediatorPolicy, allowed_view
+from wrapper.allow_list import allowed_view
 from wrapper.backlog import Backlog
 from wrapper.limits import WrapperLimits
 from wrapper.localized_processor import LocalizedQuery, keys_of, localize, with_types
-from wrapper.message_queue import OrderMessageQueue, WrapperMessageQueue
+from wrapper.message_queue import WrapperMessageQueue
 from wrapper.metrics import WrapperCounters
-from wrapper.order_assignment import OrderAssignment
-from wrapper.term_processor import TermProcessor
-from wrapper.update_processor import DeltaIS, ReportedView, UpdateProcessor
+from wrapper.past_state import LaterChanges, PastState, nothing_later
+from wrapper.reported_view import ReportedView
+from wrapper.session import Arrival, Session
+from wrapper.term_processor import evaluate_terms
+from wrapper.update_processor import DeltaIS, UpdateProcessor
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
+OVERDUE_SECONDS = 30.0
+"""A source that has let the wrapper wait so long, without an error, is not called reachable any more."""
 RETRY_SECONDS = 0.5
 MOST_LOCAL_VIEWS = 10_000
-
-
-@dataclass
-class Session:
-    """One attached mediator: its local views, its unanswered queries, and its credit in rows.
-
-    `defining`: more local views are on their way, and nothing is reported or answered before they are there.
-    `behind`: the last snapshot showed more than was reported. `policy`: what it may see. `refused` is told
-    what it was refused.
-    """
-
-    mediator: str
-    queue: OrderMessageQueue
-    policy: MediatorPolicy = UNRESTRICTED
-    refused: Callable[[str, LockstepError], None] = lambda what, error: None
-    order: OrderAssignment = field(init=False)
-    views: dict[str, ReportedView] = field(default_factory=dict)
-    queries: deque[Arrival] = field(default_factory=deque)
-    credit: int = 0
-    defining: bool = False
-    behind: bool = False
-    told: str = ""
-    """What the mediator was last told of a source that does not answer; empty if it does."""
-    received_bytes: int = 0
-    """Counted by who reads the stream; what was handled of it, by the query processor."""
-    handled_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        self.order = OrderAssignment(self.queue)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of messages that were read and not yet handled, or of queries not yet answered."""
-        return self.received_bytes - self.handled_bytes
-
-    @property
-    def is_level(self) -> bool:
-        """Whether progress may be told: a local view that was defined last may still be behind the others."""
-        return all(reported.cursor >= self.order.reported for reported in self.views.values())
-
-    @property
-    def may_follow(self) -> bool:
-        """Whether the source may be looked at: to answer, or because there is room for what it shows."""
-        return not self.defining and bool(self.queries or self.credit > 0)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether there is something to do, also if nothing happens in the source."""
-        return bool(self.queries) or (self.behind and self.may_follow)
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A message and the session it came on."""
-
-    session: Session
-    request: pb.ExchangeRequest
-    size: int = 0
 
 
 class QueryProcessor:
@@ -125,7 +72,11 @@ class QueryProcessor:
         adapter: Adapter,
         on_reachable: Callable[[bool], None] = lambda _: None,
         limits: WrapperLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        self._seen_at = clock()
+        """When it was last seen at work: at the start of a turn, or in the middle of a long one."""
         self.limits = limits or WrapperLimits()
         self._adapter = adapter
         self._on_reachable = on_reachable
@@ -134,11 +85,14 @@ class QueryProcessor:
         self._engine = EmbeddedEngine(threads=1, memory_limit=self.limits.embedded_memory)
         self._updates = UpdateProcessor(self._engine)
         self._backlog = Backlog(adapter.config.name, self.limits.max_run_rows, self._engine)
-        self._terms = TermProcessor(self._engine)
+        self._aside = Backlog(adapter.config.name, self.limits.max_run_rows, self._engine)
+        """For answers to a local view that stands where the other one cannot be told apart."""
         self._session: Session | None = None
         self._catalog: Catalog | None = None
         self._stopped = threading.Event()
         self._last_sent = 0.0
+        self._reached = ORIGIN
+        """Where the source was when it was last looked at."""
         self.counters = WrapperCounters()
 
     @property
@@ -148,8 +102,13 @@ class QueryProcessor:
 
     @property
     def reachable(self) -> bool:
-        """Whether the source answered when it was asked last."""
-        return bool(self._reachable)
+        """Whether the source answered when it was asked last, and is not overdue with an answer."""
+        return bool(self._reachable) and not self.is_overdue
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the source lets it wait: a connection may be silent, and no error says so."""
+        return self._clock() - self._seen_at > OVERDUE_SECONDS
 
     @property
     def source(self) -> str:
@@ -183,6 +142,7 @@ class QueryProcessor:
                 self._session.queue.close()
             self._adapter.close()
             self._backlog.close()
+            self._aside.close()
             self._engine.close()
 
     def _source_unavailable(self, error: SourceUnavailableError) -> None:
@@ -205,6 +165,7 @@ class QueryProcessor:
             self._on_reachable(reachable)
 
     def _turn(self) -> None:
+        self._seen_at = self._clock()
         arrivals = self.messages.take_all()
         for number, arrival in enumerate(arrivals):
             try:
@@ -219,16 +180,16 @@ class QueryProcessor:
         if session is not None and session.queue.closed:
             log.info("mediator %s has left", session.mediator)
             self._session = session = None
-        if session is None or not session.views:
-            self._watch_unattended()
-        elif session.may_follow:
+        if session is not None and session.views and session.may_follow:
             self._follow(session)
+        else:
+            self._watch()
         if session is not None:
             self._heartbeat(session)
         if not self.messages and not (session is not None and session.is_due):
             self._adapter.wait(HEARTBEAT_SECONDS)
 
-    def _watch_unattended(self) -> None:
+    def _watch(self) -> None:
         """Let the adapter see the source go by; nothing is reported."""
         try:
             with self._adapter.snapshot():
@@ -239,9 +200,13 @@ class QueryProcessor:
             log.debug("source %s not watched: %s", self._adapter.config.name, error)
 
     def _heartbeat(self, session: Session) -> None:
-        moment = time.monotonic()
-        if moment - self._last_sent >= HEARTBEAT_SECONDS and session.views and session.is_level:
-            session.order.send_progress(self.limits.with_use())
+        moment = self._clock()
+        if moment - self._last_sent >= HEARTBEAT_SECONDS and session.views:
+            memory = self.limits.with_use()
+            if session.is_level:
+                session.order.send_progress(memory)
+            else:
+                session.order.send_sign_of_life(memory)
             self._last_sent = moment
 
     def _fail_session(self, error: LockstepError) -> None:
@@ -275,7 +240,7 @@ class QueryProcessor:
                 case "query":
                     session.queries.append(arrival)
                 case "acknowledge":
-                    self._adapter.acknowledge(position_from_proto(request.acknowledge.position))
+                    self._acknowledge(session, position_from_proto(request.acknowledge.position))
                 case "credit":
                     session.credit += request.credit.rows
                 case _:
@@ -287,44 +252,61 @@ class QueryProcessor:
             session.refused(str(kind), error)
             session.order.send_error(error.reason, error.message, local_view=name)
 
+    def _acknowledge(self, session: Session, position: Position) -> None:
+        """Tell the adapter, unless the source has not come that far: it would wait, and trim nothing."""
+        if position > self._reached:
+            with self._adapter.snapshot() as snapshot:
+                self._reached = snapshot.position
+        if position > self._reached:
+            log.warning(
+                "source %s: mediator %s acknowledges what has not happened", self.source, session.mediator
+            )
+            return
+        self._adapter.acknowledge(position)
+
     def _define(self, session: Session, define: pb.DefineLocalView) -> None:
         catalog = self._catalog = self._adapter.catalog()
         view = allowed_view(local_view_from_proto(define.local_view), catalog, session.policy)
         if len(session.views) >= MOST_LOCAL_VIEWS and view.name not in session.views:
             raise LimitExceededError(f"a mediator may define {MOST_LOCAL_VIEWS} local views, and no more")
         self._adapter.prepare(view.relations)
-        self._backlog.clear()
+        self._forget_backlog()
         session.views[view.name] = ReportedView.of(view, catalog, position_from_proto(define.after))
-        session.order.send(pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=view.name)))
+        session.order.begin(view.name)
         self._last_sent = -HEARTBEAT_SECONDS
 
     # The source
 
     def _follow(self, session: Session) -> None:
-        """Report what one snapshot shows; if all of it, answer every waiting query in that snapshot.
+        """Report what one snapshot shows, up to a run; answer every waiting query as of what was reported.
 
         A backlog is reported run by run. Between two runs the snapshot is left, so that the source, credit
-        and acknowledgements get their turn; unless a query waits, for then all runs must go out before it.
+        and acknowledgements get their turn.
         """
         observed_at = now()
         with self._adapter.snapshot() as snapshot:
-            session.behind = self._report(session, snapshot, observed_at)
-            while session.behind and session.queries and not self._is_over(session):
-                session.behind = self._report(session, snapshot, observed_at)
-            if session.behind:
+            self._reached = snapshot.position
+            session.behind = session.credit <= 0 or self._report(session, snapshot, observed_at)
+            if self._is_over(session):
                 return
             if snapshot.position < session.order.reported:
                 # Restored from a backup: who lost history was told, and order begins anew on a new stream.
                 raise ResyncRequiredError(
                     f"the source went back from {session.order.reported} to {snapshot.position}"
                 )
-            while session.queries:
+            if not session.behind:
+                self._forget_backlog()
+            while session.queries and not self._is_over(session):
                 started = time.monotonic()
                 self._answer(session, session.queries[0].request.query, snapshot)
                 # Only now: should the source have gone away, this query and all after it still wait.
                 session.handled_bytes += session.queries.popleft().size
                 self.counters.queries += 1
                 self.counters.answer_seconds.add(time.monotonic() - started)
+
+    def _forget_backlog(self) -> None:
+        self._backlog.clear()
+        self._aside.clear()
 
     def _is_over(self, session: Session) -> bool:
         return self._stopped.is_set() or session.queue.closed
@@ -334,7 +316,8 @@ class QueryProcessor:
 
         The furthest behind comes first, together with all that stand where one of its entries ends. Another
         one may stand inside of an entry: a source that cannot tell its transactions apart gives all that
-        happened since a position as one, and since another position as another. It is asked for by itself.
+        happened since a position as one, and since another position as another. Or it stands in another
+        history, which only the source can say. It is asked for by itself.
         """
         waiting = dict(session.views)
         while waiting:
@@ -347,9 +330,9 @@ class QueryProcessor:
                 continue
             end = changes.positions[-1] if changes.more else snapshot.position
             together = waiting
-            if any(reported.cursor != after for reported in waiting.values()):
-                ends = {after, end, *changes.positions}
-                together = {name: reported for name, reported in waiting.items() if reported.cursor in ends}
+            if any(reported.cursor.place != after.place for reported in waiting.values()):
+                ends = {position.place for position in (after, end, *changes.positions)}
+                together = {n: reported for n, reported in waiting.items() if reported.cursor.place in ends}
             self._send_run(session, snapshot, together, changes, end, observed_at)
             if changes.more:
                 return True
@@ -367,14 +350,15 @@ class QueryProcessor:
     ) -> None:
         """Report a run that ends there to these local views, and how far all have come."""
         deltas: dict[str, DeltaIS] = {}
+        at_end = PastState(self._engine, snapshot, self._later_than(session, self._backlog, end))
         for name, reported in views.items():
             try:
-                deltas[name] = self._updates.delta_is(
-                    reported, changes, snapshot, self._backlog.later_changes
-                )
-                reported.cursor = max(reported.cursor, end)
+                deltas[name] = self._updates.delta_is(reported, changes, at_end)
             except DataError as error:
                 self._lose(session, [name], error)
+        # Only now: should the source have gone away on the way, all of them still have it to come.
+        for name in deltas:
+            views[name].cursor = max(end, views[name].cursor)
         level = min((reported.cursor for reported in session.views.values()), default=end)
         session.credit -= session.order.send_update(changes, deltas, level, observed_at)
         self.counters.transactions += len(changes.positions)
@@ -382,7 +366,6 @@ class QueryProcessor:
         log_transactions(log, "reported", self.source, changes.positions)
         if changes.positions:
             self.counters.run_sizes.add(len(changes.positions))
-            self._last_sent = time.monotonic()
 
     def _next_run(
         self, session: Session, snapshot: Snapshot, views: Mapping[str, ReportedView], after: Position
@@ -392,19 +375,25 @@ class QueryProcessor:
         None if that is so, or if the session ended meanwhile.
         """
 
-        def is_interrupted() -> bool:
-            self._heartbeat(session)
-            return self._is_over(session)
-
-        relations = {relation for reported in views.values() for relation in reported.view.relations}
         joined = any(len(reported.view.occurrences) > 1 for reported in views.values())
         try:
             return self._backlog.next_run(
-                snapshot, after, relations, joined=joined, is_interrupted=is_interrupted
+                snapshot,
+                after,
+                session.relations,
+                ahead=joined or bool(session.queries),
+                is_interrupted=partial(self._is_interrupted, session),
             )
         except (ResyncRequiredError, DataError) as error:
-            self._lose(session, [name for name, reported in views.items() if reported.cursor == after], error)
+            there = [name for name, reported in views.items() if reported.cursor.place == after.place]
+            self._lose(session, there, error)
         return None
+
+    def _is_interrupted(self, session: Session) -> bool:
+        """Whether the session ended; asked now and then in long work, and a sign of life meanwhile."""
+        self._seen_at = self._clock()
+        self._heartbeat(session)
+        return self._is_over(session)
 
     @staticmethod
     def _lose(session: Session, names: Sequence[str], error: LockstepError) -> None:
@@ -414,33 +403,68 @@ class QueryProcessor:
             session.order.send_error(error.reason, error.message, local_view=name)
 
     def _answer(self, session: Session, query: pb.MaintenanceQuery, snapshot: Snapshot) -> None:
-        reported = session.views.get(query.local_view)
         try:
-            if query.terms:
-                assert self._catalog is not None
-                visible = session.policy.visible(self._catalog)
-                rows = self._terms.evaluate(query, visible, snapshot, session.policy)
-                batches = session.policy.bounded(
-                    iter(rows.to_batches()), f"an answer for {query.local_view!r}"
-                )
-                session.order.send_result(query.query_id, snapshot.position, batches)
-                return
+            reported = session.views.get(query.local_view)
             if reported is None:
                 raise RefusedError(f"local view {query.local_view!r} is not defined on this stream")
-            localized = self._localize(reported.view, keys_of(query, reported.view))
-            batches = session.policy.bounded(
-                localized.answer(snapshot), f"an answer for {query.local_view!r}"
-            )
-            session.order.send_result(query.query_id, snapshot.position, batches)
+            later = self._later(session, reported, snapshot)
+            if self._is_over(session):
+                return
+            rows = self._rows(session, query, reported, snapshot, later)
+            batches = session.policy.bounded(rows, f"an answer for {query.local_view!r}")
+            session.order.send_result(query.query_id, query.local_view, reported.cursor, batches)
         except SourceUnavailableError:
             raise
         except LockstepError as error:
             session.refused("query", error)
             session.order.send_error(error.reason, error.message, query_id=query.query_id)
 
-    def _localize(self, view: LocalView, keys: Keys | None) -> LocalizedQuery:
+    def _later(self, session: Session, reported: ReportedView, snapshot: Snapshot) -> LaterChanges | None:
+        """What the snapshot shows beyond the local view's cursor; None if it shows just that.
+
+        If that cannot be read, the local view is lost. Unless all was reported in this snapshot, it has to be
+        read even if there is nothing: that is how a position of another history is known.
+        """
+        cursor = reported.cursor
+        if cursor == snapshot.position and not session.behind:
+            return None
+        backlog = self._backlog if self._backlog.parts_at(cursor) else self._aside
+        try:
+            backlog.read_ahead(snapshot, cursor, session.relations, partial(self._is_interrupted, session))
+        except (ResyncRequiredError, DataError) as error:
+            self._lose(session, [reported.view.name], error)
+            raise
+        return None if cursor == snapshot.position else self._later_than(session, backlog, cursor)
+
+    def _later_than(self, session: Session, backlog: Backlog, position: Position) -> LaterChanges:
+        """What a backlog knows beyond a position; to look through it is long work."""
+
+        def later(relation: str, columns: Sequence[str], keys: Keys | None) -> Iterator[pa.Table]:
+            for rows in backlog.later_changes(position, relation, columns, keys):
+                self._is_interrupted(session)
+                yield rows
+
+        return later
+
+    def _rows(
+        self,
+        session: Session,
+        query: pb.MaintenanceQuery,
+        reported: ReportedView,
+        snapshot: Snapshot,
+        later: LaterChanges | None,
+    ) -> Iterator[pa.RecordBatch]:
+        """The answer's rows, as of the local view's cursor."""
         assert self._catalog is not None
-        return typed_query(view, keys, self._catalog)
+        state = PastState(self._engine, snapshot, later or nothing_later)
+        if query.terms:
+            visible = session.policy.visible(self._catalog)
+            rows = evaluate_terms(query, visible, session.relations, state, session.policy)
+            return iter(rows.to_batches())
+        keys = keys_of(query, reported.view)
+        if later is None:
+            return typed_query(reported.view, keys, self._catalog).answer(snapshot)
+        return state.rows(reported, keys)
 
 
 def typed_query(view: LocalView, keys: Keys | None, catalog: Catalog) -> LocalizedQuery:

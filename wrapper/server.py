@@ -19,6 +19,8 @@ from wrapper.service import WrapperService
 
 log = logging.getLogger(__name__)
 
+WATCH_SECONDS = 1.0
+
 
 class WrapperServer:
     """Serves one source on one address."""
@@ -45,6 +47,7 @@ class WrapperServer:
         )
         self._metrics = MetricsEndpoint(metrics, security, files, self._fill) if metrics else None
         self._done = threading.Event()
+        self._watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def _fill(self, families: Families) -> None:
         processor = self._processor
@@ -53,6 +56,16 @@ class WrapperServer:
 
     def _set_reachable(self, reachable: bool) -> None:
         self._server.set_serving(reachable)
+
+    def _watch(self) -> None:
+        """Have health tell the truth also while the query processor waits for a source that says nothing."""
+        overdue = False
+        while not self._done.wait(WATCH_SECONDS):
+            if self._processor.is_overdue != overdue:
+                overdue = not overdue
+                if overdue:
+                    log.warning("source %s has not answered for long", self._processor.source)
+                self._server.set_serving(self._processor.reachable)
 
     def _new_adapter(self) -> Adapter:
         return type(self._adapter)(self._adapter.config)
@@ -68,6 +81,7 @@ class WrapperServer:
             log.info("metrics at %s", self._metrics.start())
         address = self._server.start()
         self._thread.start()
+        self._watchdog.start()
         return address
 
     def stop(self, grace: float = 2.0) -> None:

@@ -30,8 +30,9 @@ from protos.security.guard import Call, call_of
 from protos.status import abort
 from wrapper.allow_list import MediatorPolicy, Policies, allowed_view
 from wrapper.message_queue import OrderMessageQueue
-from wrapper.query_processor import Arrival, QueryProcessor, Session, typed_query
+from wrapper.query_processor import QueryProcessor, typed_query
 from wrapper.rate_limit import RateLimit
+from wrapper.session import Arrival, Session
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,8 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
         adapter = self._new_adapter()
         try:
             policy, limit = self._policy(call_of(context))
-            limit.admit()
+            for _ in request.local_views:
+                limit.admit()
             yield from self._load(adapter, request, policy)
         except LockstepError as error:
             abort(context, error)
@@ -198,7 +200,7 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
             defining = False
             for request in requests:
                 kind, size = request.WhichOneof("message"), request.ByteSize()
-                if kind == "query":
+                if kind in ("query", "define"):
                     limit.wait(ended)
                 self._wait_for_room(session, kind, defining, ended)
                 session.received_bytes += size

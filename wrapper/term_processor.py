@@ -1,8 +1,8 @@
-"""Term processor: a sum of local view expressions with given rows in place of relations, in one snapshot.
+"""Term processor: a sum of local view expressions with given rows in place of relations, in one state.
 
 This is how ECA asks: its queries are sums like V⟨U2⟩ − V⟨U1⟩⟨U2⟩, and they mean something only if all of
 their terms see the same state of the source. The relations that are not substituted are read hop by hop, as
-the update processor does, inside the one snapshot.
+the update processor does, all of them as they were at one position.
 
 The substituted rows were reported by this source as changes of a local view, so its predicates hold for them;
 they are not applied again.
@@ -12,66 +12,50 @@ Reference: slides, "The Eager Compensating Algorithm (ECA)", event S_qu.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from adapters.spi import Snapshot
 from algebra.arrow_ipc import from_ipc
 from algebra.delta import consolidate
-from algebra.engines.contract import Engine, Relation
+from algebra.engines.contract import Relation
 from algebra.errors import RefusedError
-from algebra.local_view import Keys
 from algebra.position import ORIGIN
 from algebra.schema import COUNT, Catalog
 from protos.convert import local_view_from_proto
 from protos.lockstep.v1 import wrapper_pb2 as pb
 from wrapper.allow_list import UNRESTRICTED, MediatorPolicy, allowed_view
-from wrapper.update_processor import ReportedView
+from wrapper.past_state import PastState
+from wrapper.reported_view import ReportedView
 
 
-class TermProcessor:
-    """Evaluates terms over one source."""
+def evaluate_terms(
+    query: pb.MaintenanceQuery,
+    catalog: Catalog,
+    reported: Collection[str],
+    state: PastState,
+    policy: MediatorPolicy = UNRESTRICTED,
+) -> Relation:
+    """The sum of the query's terms: the local view's columns and `_count`, in normal form.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def evaluate(
-        self,
-        query: pb.MaintenanceQuery,
-        catalog: Catalog,
-        snapshot: Snapshot,
-        policy: MediatorPolicy = UNRESTRICTED,
-    ) -> Relation:
-        """The sum of the query's terms: the local view's columns and `_count`, in normal form."""
-        view = allowed_view(local_view_from_proto(query.definition), catalog, policy)
-        shape = ReportedView.of(view, catalog, ORIGIN)
-        parts = [pa.schema([*view.arrow, pa.field(COUNT, pa.int64())]).empty_table()]
-        for term in query.terms:
-            if term.sign not in (1, -1):
-                raise RefusedError(f"a term of local view {view.name!r} counts {term.sign}, not 1 or -1")
-            rows = self._term(shape, _substituted(shape, term, catalog), snapshot)
-            signed = pc.multiply(rows[COUNT], pa.scalar(term.sign, pa.int64()))
-            parts.append(rows.set_column(rows.column_names.index(COUNT), COUNT, signed))
-        return consolidate(pa.concat_tables(parts))
-
-    def _term(self, shape: ReportedView, given: Mapping[int, Relation], snapshot: Snapshot) -> Relation:
-        plan, engine = shape.plan, self._engine
-        start = min(given, key=lambda node: given[node].num_rows)
-        partial = engine.begin(start, given[start])
-        for hop in plan.order(start):
-            node = plan.query.nodes[hop.target]
-            if hop.target in given:
-                partial = engine.join(partial, hop, given[hop.target])
-                continue
-            keys = None
-            if hop.on:
-                values = engine.partial_keys(partial, hop, plan.query)
-                keys = Keys(tuple(values.column_names), values)
-            rows = snapshot.fetch(shape.queries[hop.target], keys).read_all()
-            partial = engine.join(partial, hop, engine.select(node, rows))
-        return engine.project(plan.query, partial)
+    `reported` are the relations whose changes are reported: of others, nobody knows what they were.
+    """
+    view = allowed_view(local_view_from_proto(query.definition), catalog, policy)
+    for relation in view.relations:
+        if relation not in reported:
+            raise RefusedError(
+                f"terms of local view {view.name!r} read relation {relation!r}, which is not reported"
+            )
+    shape = ReportedView.of(view, catalog, ORIGIN)
+    parts = [pa.schema([*view.arrow, pa.field(COUNT, pa.int64())]).empty_table()]
+    for term in query.terms:
+        if term.sign not in (1, -1):
+            raise RefusedError(f"a term of local view {view.name!r} counts {term.sign}, not 1 or -1")
+        rows = state.join(shape, _substituted(shape, term, catalog))
+        signed = pc.multiply(rows[COUNT], pa.scalar(term.sign, pa.int64()))
+        parts.append(rows.set_column(rows.column_names.index(COUNT), COUNT, signed))
+    return consolidate(pa.concat_tables(parts))
 
 
 def _substituted(shape: ReportedView, term: pb.Term, catalog: Catalog) -> dict[int, Relation]:

@@ -22,6 +22,6 @@ def create_engine(config: MediatorConfig) -> Engine:
     from mediator.engines.spark import SparkEngine, active_session, spark_session
 
     running = active_session()
-    session = running or spark_session(config.spark_master, config.spark_conf)
+    session = running or spark_session(config.spark_master, config.spark_conf, config.spark_secrets)
     spark = SparkEngine(session, embedded, owns_session=running is None)
     return spark if config.engine == "spark" else AutoEngine(embedded, spark)

@@ -15,7 +15,9 @@ results are written by Spark itself as Parquet files.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 import uuid
@@ -26,6 +28,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from sqlglot import exp
@@ -67,16 +70,67 @@ _SETTINGS: Mapping[str, str] = {
 """Defaults; a mediator's `spark_conf` wins over them."""
 
 
-def spark_session(master: str, settings: Mapping[str, str]) -> SparkSession:
-    """A Spark session: on a master (`local[*]`, `spark://…`), or on a Spark Connect server (`sc://…`)."""
+_LOCAL_FOLDERS = "spark.local.dir"
+_HADOOP = "spark.hadoop."
+_SQL = "spark.sql."
+
+
+def spark_session(
+    master: str, settings: Mapping[str, str], secrets: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A Spark session: on a master (`local[*]`, `spark://…`), or on a Spark Connect server (`sc://…`).
+
+    `settings` are on the command line of Spark's Java process, for everybody to see. So `secrets` are set
+    when it runs, and one that Spark would not look at any more is a ConfigurationError.
+    """
     if master.startswith("sc://"):
         return SparkSession.builder.remote(master).getOrCreate()
+    secrets = secrets or {}
+    for key in secrets:
+        if not key.startswith((_HADOOP, _SQL)):
+            raise _not_by_reference(key)
     use_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName("lockstep")
-    for key, value in {**_SETTINGS, **settings}.items():
+    given = {**_SETTINGS, **settings}
+    given[_LOCAL_FOLDERS] = _private_folders(given.get(_LOCAL_FOLDERS) or tempfile.gettempdir())
+    for key, value in given.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    try:
+        _set_secrets(session, secrets)
+    except BaseException:
+        session.stop()
+        raise
+    return session
+
+
+def _set_secrets(session: SparkSession, secrets: Mapping[str, str]) -> None:
+    for key, value in secrets.items():
+        if key.startswith(_HADOOP):
+            session.sparkContext._jsc.hadoopConfiguration().set(key.removeprefix(_HADOOP), value)
+            continue
+        try:
+            session.conf.set(key, value)
+        except AnalysisException:
+            raise _not_by_reference(key) from None
+
+
+def _not_by_reference(key: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"spark_conf: {key} cannot be set by reference: Spark takes it from its command line, which is there "
+        "for all users of this machine to read. If it is a secret, put it into spark-defaults.conf in the "
+        "folder SPARK_CONF_DIR, readable by this user alone; else write it as it is"
+    )
+
+
+def _private_folders(places: str) -> str:
+    """A new folder in each of these places: Spark's files with rows can be read by whoever can enter it."""
+    folders = []
+    for place in places.split(","):
+        folders.append(tempfile.mkdtemp(prefix="lockstep-spark-", dir=place.strip()))
+        atexit.register(shutil.rmtree, folders[-1], ignore_errors=True)
+    return ",".join(folders)
 
 
 def active_session() -> SparkSession | None:

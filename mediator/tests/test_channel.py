@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -12,17 +13,19 @@ import pyarrow as pa
 import pytest
 
 from algebra.arrow_ipc import to_ipc
-from algebra.errors import LockstepError
+from algebra.errors import LockstepError, NotFoundError
 from algebra.expressions import ColumnRef
 from algebra.global_transaction import GlobalTransaction
 from algebra.local_view import LocalView, Occurrence, OutputColumn
-from algebra.position import Position
+from algebra.position import ORIGIN, Position
 from mediator.channel import SourceChannel
 from mediator.reported_views import SourceUpdate
 from protos.lockstep.v1 import types_pb2, wrapper_pb2_grpc
 from protos.lockstep.v1 import wrapper_pb2 as pb
+from protos.version import PROTOCOL_VERSION
 
 INT = pa.int64()
+CREDIT, ASSEMBLED = 1000, 500
 VIEW = LocalView("v.s", "s", (Occurrence("r", "r"),), (), (), (OutputColumn("x", ColumnRef("r", "x"), INT),))
 
 
@@ -39,21 +42,22 @@ class ScriptedWrapper(wrapper_pb2_grpc.WrapperServiceServicer):
         """It says at once that it has taken up a local view."""
         self.parting: pb.ExchangeResponse | None = None
         """What it says before it ends the stream, if it is to end it."""
+        self.extent: Iterator[pb.LoadLocalViewResponse] = iter(())
 
     def DescribeSource(
         self, request: pb.DescribeSourceRequest, context: grpc.ServicerContext
     ) -> pb.DescribeSourceResponse:
-        return pb.DescribeSourceResponse(source="s")
+        return pb.DescribeSourceResponse(source="s", protocol_version=PROTOCOL_VERSION)
 
     def LoadLocalView(
         self, request: pb.LoadLocalViewRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.LoadLocalViewResponse]:
-        yield from ()
+        yield from self.extent
 
     def Exchange(
         self, request_iterator: Iterator[pb.ExchangeRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.ExchangeResponse]:
-        yield pb.ExchangeResponse(attached=pb.Attached(source="s"))
+        yield pb.ExchangeResponse(attached=pb.Attached(source="s", protocol_version=PROTOCOL_VERSION))
         for request in request_iterator:
             self.requests.put(request)
             if request.WhichOneof("message") == "define" and self.confirms:
@@ -90,7 +94,8 @@ def setup() -> Iterator[Setup]:
         "test",
         updates.append,
         lambda name, error: failures.append((name, error)),
-        1000,
+        CREDIT,
+        assembled_rows=ASSEMBLED,
     )
     channel.start()
     channel.wait_connected(30)
@@ -109,6 +114,7 @@ def update(*ordinals: int) -> pb.ExchangeResponse:
                     local_view=VIEW.name, arrow=to_ipc(rows), touched=list(range(len(ordinals)))
                 )
             ],
+            cost=len(ordinals) + rows.num_rows,
         )
     )
 
@@ -212,13 +218,98 @@ def test_a_broken_order_ends_the_stream(
     assert wait_for_problem(setup) == problem
 
 
-def test_an_answer_from_another_position_than_reported_is_refused(setup: Setup) -> None:
+ROWS = pa.table({"x": pa.array([7], INT)})
+
+
+def test_an_answer_from_before_what_was_reported_is_refused(setup: Setup) -> None:
     setup.channel.define([VIEW], Position(2))
-    for message in (progress(5), result(1, 6, pa.table({"x": pa.array([7], INT)}))):
+    for message in (progress(5), result(1, 4, ROWS)):
         setup.wrapper.script.put(message)
     future = setup.channel.ask(VIEW, None)
-    assert wait_for_problem(setup) == "source 's' answered at 6 after reporting up to 5"
+    assert wait_for_problem(setup) == (
+        "source 's' answered for local view 'v.s' at 4, after it had reported changes up to 5"
+    )
     assert not future.done(), "the query is asked again when the stream is back"
+
+
+def test_a_query_whose_answer_was_refused_is_answered_later(setup: Setup) -> None:
+    for message in (progress(5), result(1, 4, ROWS)):
+        setup.wrapper.script.put(message)
+    with setup.channel._lock:  # nothing is taken in before it is asked
+        setup.channel.define([VIEW], Position(2))
+        future = setup.channel.ask(VIEW, None)
+    assert "after it had reported changes up to 5" in wait_for_problem(setup)
+    setup.wrapper.script.put(result(1, 5, ROWS))
+    assert future.result(timeout=30).position == Position(5)
+
+
+def test_an_answer_that_is_refused_moves_nothing(setup: Setup) -> None:
+    """Its position is no more to be believed than its rows: what came before it is asked for again."""
+    setup.wrapper.script.put(result(1, 9, pa.table({"x": ["text"]})))
+    with setup.channel._lock:
+        setup.channel.define([VIEW], Position(2))
+        setup.channel.ask(VIEW, None)
+    assert wait_for_problem(setup) == "an answer for 'v.s' does not have its columns"
+    assert setup.channel.delivered(VIEW.name, 0) == Position(2)
+
+
+def test_a_stream_that_breaks_gives_no_credit_for_what_still_waits(setup: Setup) -> None:
+    """Credit that was used on the stream before comes back when there is room, not with the next stream."""
+    for message in (update(3), update(4), progress(4)):
+        setup.wrapper.script.put(message)
+    setup.wrapper.parting = progress(4)
+    setup.channel.define([VIEW], Position(2))
+    granted: list[int] = []
+    while len(granted) < 2:
+        request = setup.wrapper.requests.get(timeout=30)
+        if request.WhichOneof("message") == "credit":
+            granted.append(request.credit.rows)
+    assert granted == [CREDIT, CREDIT - 4]
+    assert setup.channel.owed == 4
+
+
+def test_a_change_that_an_answer_should_have_come_after_is_refused(setup: Setup) -> None:
+    """A local view may be ahead of what was reported of all; what its answer shows cannot come later."""
+    setup.channel.define([VIEW], Position(2))
+    setup.wrapper.script.put(progress(5))
+    setup.wrapper.script.put(result(1, 6, ROWS))
+    assert setup.channel.ask(VIEW, None).result(timeout=30).position == Position(6)
+    setup.wrapper.script.put(update(6))
+    setup.channel.ask(VIEW, None)
+    assert wait_for_problem(setup) == "source 's' repeated a transaction of local view 'v.s'"
+    assert setup.updates == []
+
+
+def test_an_answer_that_begins_anew_counts_once(setup: Setup) -> None:
+    """The source went away in the middle of it, and came back as it was."""
+    setup.channel.define([VIEW], Position(2))
+    chunks = [result(1, 5, ROWS) for _ in range(4)]
+    for chunk, message in zip((0, 1, 0, 1), chunks, strict=True):
+        message.result.chunk, message.result.last = chunk, message is chunks[-1]
+    for message in (progress(5), *chunks):
+        setup.wrapper.script.put(message)
+    assert setup.channel.ask(VIEW, None).result(timeout=30).rows["x"].to_pylist() == [7, 7]
+
+
+def test_an_answer_with_a_chunk_missing_is_refused(setup: Setup) -> None:
+    setup.channel.define([VIEW], Position(2))
+    missing = result(1, 5, ROWS)
+    missing.result.chunk = 1
+    for message in (progress(5), missing):
+        setup.wrapper.script.put(message)
+    setup.channel.ask(VIEW, None)
+    assert wait_for_problem(setup) == "source 's' sent chunk 1 of an answer after 0 chunks"
+
+
+def test_a_sign_of_life_moves_nothing(setup: Setup) -> None:
+    setup.channel.define([VIEW], Position(2))
+    memory = types_pb2.WrapperMemory(memory_bytes=7)
+    for message in (pb.ExchangeResponse(progress=pb.Progress(memory=memory)), result(1, 2, ROWS)):
+        setup.wrapper.script.put(message)
+    assert setup.channel.ask(VIEW, None).result(timeout=30).position == Position(2)
+    assert setup.channel.position == ORIGIN
+    assert setup.channel.memory == memory
+    assert not setup.channel.problem
 
 
 def test_rows_that_do_not_fit_the_local_view_are_refused(setup: Setup) -> None:
@@ -229,12 +320,14 @@ def test_rows_that_do_not_fit_the_local_view_are_refused(setup: Setup) -> None:
     assert wait_for_problem(setup) == "an answer for 'v.s' does not have its columns"
 
 
-def test_a_failed_query_tells_why(setup: Setup) -> None:
+@pytest.mark.parametrize("message", ["no", "source 's': no"])
+def test_a_failed_query_tells_why(setup: Setup, message: str) -> None:
+    """And once of which source, whoever said so."""
     setup.channel.define([VIEW], Position(2))
     setup.wrapper.script.put(
-        pb.ExchangeResponse(error=pb.ExchangeError(reason="REFUSED", message="no", query_id=1))
+        pb.ExchangeResponse(error=pb.ExchangeError(reason="REFUSED", message=message, query_id=1))
     )
-    with pytest.raises(LockstepError, match="source 's': no"):
+    with pytest.raises(LockstepError, match=r"^source 's': no$"):
         setup.channel.ask(VIEW, None).result(timeout=30)
 
 
@@ -250,6 +343,15 @@ def test_only_what_comes_after_a_definition_is_about_it(setup: Setup) -> None:
     assert [u.positions for u in setup.updates if u.deltas] == [(Position(3), Position(5))]
 
 
+def test_who_waits_for_a_local_view_that_is_dropped_is_told(setup: Setup) -> None:
+    setup.channel.define([VIEW], Position(2))
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(setup.channel.wait_delivered, VIEW.name, Position(9), 30)
+        setup.channel.drop(VIEW.name)
+        with pytest.raises(NotFoundError, match="its view was dropped"):
+            waits.result(timeout=30)
+
+
 def test_local_views_are_defined_together(setup: Setup) -> None:
     other = replace(VIEW, name="v.s.2")
     setup.channel.define([VIEW, other], Position(2))
@@ -259,6 +361,24 @@ def test_local_views_are_defined_together(setup: Setup) -> None:
         if request.WhichOneof("message") == "define":
             found.append((request.define.local_view.name, request.define.more))
     assert found == [("v.s", True), ("v.s.2", False)]
+
+
+@pytest.mark.parametrize("subscription", [7, 8])
+def test_local_views_of_one_subscription_are_followed_from_one_position(
+    setup: Setup, subscription: int
+) -> None:
+    """Else a source that tells all since a position as one would tell the same to each of them by itself."""
+    other = replace(VIEW, name="v.s.2")
+    setup.channel.define([VIEW], Position(2), 7)
+    setup.channel.define([other], Position(2), subscription)
+    for _ in range(2):
+        while setup.wrapper.requests.get(timeout=30).WhichOneof("message") != "define":
+            pass
+    setup.wrapper.script.put(update(5))
+    setup.channel.ask(VIEW, None)
+    setup.channel.wait_delivered(VIEW.name, Position(5), 30)
+    assert setup.channel.delivered(VIEW.name, 7) == Position(5)
+    assert setup.channel.delivered(other.name, subscription) == Position(5 if subscription == 7 else 2)
 
 
 def test_a_stream_that_fails_each_time_is_opened_ever_more_rarely_and_tells_why(setup: Setup) -> None:

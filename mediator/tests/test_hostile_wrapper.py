@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pyarrow as pa
 import pytest
 
 from algebra.arrow_ipc import to_ipc
-from algebra.errors import ProtocolVersionError
+from algebra.errors import LimitExceededError, ProtocolVersionError
 from algebra.position import Position
+from mediator.loader import loaded_extents
 from mediator.tests.test_channel import (  # noqa: F401 (the fixture)
+    ASSEMBLED,
+    CREDIT,
     INT,
     VIEW,
     Setup,
@@ -20,6 +25,7 @@ from mediator.tests.test_channel import (  # noqa: F401 (the fixture)
 )
 from protos.lockstep.v1 import types_pb2
 from protos.lockstep.v1 import wrapper_pb2 as pb
+from protos.version import PROTOCOL_VERSION
 
 
 def delta(
@@ -52,7 +58,7 @@ def truncated() -> pb.ExchangeResponse:
     return made
 
 
-ATTACHED = pb.ExchangeResponse(attached=pb.Attached(source="s"))
+ATTACHED = pb.ExchangeResponse(attached=pb.Attached(source="s", protocol_version=PROTOCOL_VERSION))
 LIES = {
     "changes of a view it was not given": (
         message(delta(name="other.s")),
@@ -131,11 +137,122 @@ def test_an_answer_is_about_one_state_of_the_source(setup: Setup) -> None:  # no
     setup.channel.define([VIEW], Position(2))
     first = result(1, 5, pa.table({"x": pa.array([7], INT)}))
     first.result.last = False
-    for told in (progress(5), first, progress(6), result(1, 6, pa.table({"x": pa.array([8], INT)}))):
+    second = result(1, 6, pa.table({"x": pa.array([8], INT)}))
+    second.result.chunk = 1
+    for told in (progress(5), first, progress(6), second):
         setup.wrapper.script.put(told)
     future = setup.channel.ask(VIEW, None)
     assert wait_for_problem(setup) == "source 's' answered one query at 5 and at 6"
     assert not future.done()
+
+
+def part(rows: int) -> pb.ExchangeResponse:
+    """A part of an update after which more are to come."""
+    made = message(delta(numbers=(0,) * rows, counts=(1,) * rows))
+    made.update.more = True
+    return made
+
+
+@pytest.mark.parametrize("rows", [100, 0])
+def test_an_update_that_does_not_end_is_refused(setup: Setup, rows: int) -> None:  # noqa: F811
+    for _ in range(2 * (CREDIT + ASSEMBLED) // (rows or 1)):
+        setup.wrapper.script.put(part(rows))
+    setup.channel.define([VIEW], Position(2))
+    assert wait_for_problem(setup) == (
+        "source 's' sent more than 500 rows of updates beyond its credit; "
+        "if its transactions are that large, raise assembled_rows"
+    )
+    assert setup.updates == []
+    with setup.channel._lock:
+        assert setup.channel._views._held <= CREDIT + ASSEMBLED + rows + 2
+
+
+def test_updates_without_credit_are_refused(setup: Setup) -> None:  # noqa: F811
+    """Each is whole, and in order; each takes two, for its row and as a transaction."""
+    most = (CREDIT + ASSEMBLED) // 2
+    for ordinal in range(most):
+        setup.wrapper.script.put(update(3 + ordinal))
+    setup.channel.define([VIEW], Position(2))
+    assert "rows of updates beyond its credit" in wait_for_problem(setup)
+    assert CREDIT < 2 * len(setup.updates) < 2 * most
+
+
+@pytest.mark.parametrize("cost", [0, -(10**6)])
+def test_an_update_that_does_not_tell_its_cost_is_refused(setup: Setup, cost: int) -> None:  # noqa: F811
+    told = message(delta(numbers=(0,) * 9, counts=(1,) * 9))
+    told.update.cost = cost
+    setup.wrapper.script.put(told)
+    setup.channel.define([VIEW], Position(2))
+    assert wait_for_problem(setup) == f"source 's' sent an update that takes 10 rows, and told {cost}"
+    assert setup.updates == []
+
+
+@pytest.mark.parametrize("rows", [100, 0])
+def test_an_answer_that_does_not_end_is_refused(setup: Setup, rows: int) -> None:  # noqa: F811
+    setup.wrapper.script.put(progress(5))
+    for chunk in range(ASSEMBLED):
+        told = result(1, 5, pa.table({"x": pa.array([7] * rows, INT)}))
+        told.result.chunk, told.result.last = chunk, False
+        setup.wrapper.script.put(told)
+    told = result(1, 5, pa.table({"x": pa.array([7], INT)}))
+    told.result.chunk = ASSEMBLED
+    setup.wrapper.script.put(told)
+    with setup.channel._lock:  # nothing is taken in before it is asked
+        setup.channel.define([VIEW], Position(2))
+        future = setup.channel.ask(VIEW, None)
+    assert wait_for_problem(setup) == (
+        "source 's' sent more than 500 rows of answers that have not ended; "
+        "if they are that large, raise assembled_rows"
+    )
+    assert not future.done()
+
+
+def test_answers_that_do_not_end_are_bounded_together(setup: Setup) -> None:  # noqa: F811
+    setup.wrapper.script.put(progress(5))
+    for query in range(1, 7):
+        told = result(query, 5, pa.table({"x": pa.array([7] * 100, INT)}))
+        told.result.last = False
+        setup.wrapper.script.put(told)
+    with setup.channel._lock:  # nothing is taken in before all are asked
+        setup.channel.define([VIEW], Position(2))
+        futures = [setup.channel.ask(VIEW, None) for _ in range(6)]
+    assert "rows of answers that have not ended" in wait_for_problem(setup)
+    assert not any(future.done() for future in futures)
+
+
+def test_what_a_wrapper_says_of_an_error_is_one_line_of_bounded_length(setup: Setup) -> None:  # noqa: F811
+    said = pb.ExchangeError(reason="SOURCE_UNAVAILABLE", message="locked\n" + "x" * 1_000_000)
+    setup.wrapper.script.put(pb.ExchangeResponse(error=said))
+    setup.channel.define([VIEW], Position(2))
+    problem = wait_for_problem(setup)
+    assert problem.startswith("locked xxx")
+    assert len(problem) <= 1000
+
+
+def extent(rows: int, last: bool = False) -> pb.LoadLocalViewResponse:
+    table = pa.table({"x": pa.array([7] * rows, INT)})
+    return pb.LoadLocalViewResponse(
+        position=types_pb2.Position(ordinal=5), local_view=VIEW.name, arrow=to_ipc(table), last=last
+    )
+
+
+@pytest.mark.parametrize("rows", [20_000, 0])
+def test_an_extent_that_does_not_end_is_refused(setup: Setup, rows: int) -> None:  # noqa: F811
+    setup.wrapper.extent = itertools.repeat(extent(rows))
+    with (
+        pytest.raises(LimitExceededError) as refused,
+        loaded_extents([VIEW], {"s": setup.channel}, lambda *_: None, most_rows=100_000),
+    ):
+        pass
+    assert str(refused.value) == (
+        "source 's' sent more than 100,000 rows for one load; if it has that many, raise extent_rows"
+    )
+
+
+def test_an_extent_within_its_bound_is_taken(setup: Setup) -> None:  # noqa: F811
+    setup.wrapper.extent = iter([extent(20_000), extent(9, last=True)])
+    with loaded_extents([VIEW], {"s": setup.channel}, lambda *_: None, most_rows=40_000) as loaded:
+        assert loaded.vector == {"s": Position(5)}
 
 
 def test_a_late_answer_to_an_abandoned_query_is_no_lie(setup: Setup) -> None:  # noqa: F811
@@ -158,7 +275,7 @@ def test_a_wrapper_of_another_version_is_refused_with_both_named(
     with pytest.raises(ProtocolVersionError) as refused:
         setup.channel.describe()
     assert str(refused.value) == (
-        "the wrapper of source 's' speaks protocol version 7, this mediator 1: upgrade the older one"
+        "the wrapper of source 's' speaks protocol version 7, this mediator 2: upgrade the older one"
     )
 
 
@@ -178,7 +295,9 @@ def test_a_catalog_that_cannot_be_is_refused(setup: Setup, monkeypatch: pytest.M
     monkeypatch.setattr(
         setup.channel._wrapper._link,
         "stub",
-        _Describes(pb.DescribeSourceResponse(source="s", relations=[relation])),
+        _Describes(
+            pb.DescribeSourceResponse(source="s", relations=[relation], protocol_version=PROTOCOL_VERSION)
+        ),
     )
     with pytest.raises(Exception, match="shows relation 'r' in a way that cannot be"):
         setup.channel.describe()

@@ -24,9 +24,11 @@ def queue() -> UpdateMessageQueue:
     queue = UpdateMessageQueue(2, [pa.schema([("a", INT)])] * 2, installed=0)
     rows = pa.table({"a": [1, 2, 3], "_tx": pa.array([0, 1, 2], pa.int32()), "_count": [1, 1, 1]})
     positions = [Position(10 * (i + 1)) for i in range(5)]
-    queue.log_update(
+    run = queue.next_run(
         "s", positions, [False] * 5, [1, 2, 3, 4, 5], WHEN, {0: (rows, (0, 1, 2)), 1: (None, (3,))}, MARKS
     )
+    assert run is not None
+    queue.log_update(run)
     return queue
 
 
@@ -60,5 +62,7 @@ def test_what_a_vector_reflects_leaves_with_its_mark(queue: UpdateMessageQueue, 
 
 def test_without_marks_none_is_a_part(queue: UpdateMessageQueue) -> None:
     queue.clear(0)
-    queue.log_update("s", [Position(1), Position(2)], [False] * 2, [1, 2], WHEN, {0: (None, (0, 1))})
+    run = queue.next_run("s", [Position(1), Position(2)], [False] * 2, [1, 2], WHEN, {0: (None, (0, 1))})
+    assert run is not None
+    queue.log_update(run)
     assert marks(queue.runs) == {1: None, 2: None}

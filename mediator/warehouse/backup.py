@@ -6,25 +6,37 @@ later versions must be whole files, or recovery in the copy could not take them 
 Wrong ways. *Copy the folder as it comes*: `versions` may be copied last, with versions whose rows were not
 there yet. *Stop the mediator*: nobody wants to.
 
-Chosen way: a copy holds back upkeep, which is all that merges or deletes files of visible versions; installs
-go on. `versions` is copied first, and each table's log before its files, so everything that the copy's log
-names is there. What the copy has beyond its versions is like the remains of a crash: opening it removes them.
-The copy is opened and checked at the end.
+Chosen way: a copy holds back upkeep and the deletion of dropped views, which are all that takes away files
+of visible versions; installs go on, and views are made and dropped. `versions` is copied first, then `views`,
+and only then it is looked which views have data, so that everything is there that those two name. Of each
+table the log comes before its files. What the copy has beyond its versions is like the remains of a crash:
+opening it removes them. The copy is opened and checked at the end; until all is there it is marked as
+unfinished, so that one that was cut off is never taken for a warehouse.
+
+One case is left: a mediator that starts meanwhile deletes what was dropped before. Then it is copied again.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from algebra.errors import AlreadyExistsError, DataError, NotFoundError
-from mediator.warehouse.format import FORMAT_FILE, check_format
+import duckdb
+from deltalake.exceptions import DeltaError
+
+from algebra.errors import AlreadyExistsError, DataError, LockstepError, NotFoundError
+from mediator.warehouse.disk import Disk
+from mediator.warehouse.format import FORMAT_FILE, check_format, mark_unfinished
 from mediator.warehouse.lock import held_upkeep
+from mediator.warehouse.query import one_line
 from mediator.warehouse.reached import REACHED_FILE
 from mediator.warehouse.warehouse import Warehouse
 
 _LOG = "_delta_log"
+_COMMIT = re.compile(r"\d{20}\.json")
 _ATTEMPTS = 3
 
 
@@ -36,32 +48,89 @@ def backup(root: Path, target: Path) -> dict[str, int]:
         raise AlreadyExistsError(f"{target} is not empty; name a new folder for the copy")
     check_format(root)
     with held_upkeep(root):
-        for attempt in range(_ATTEMPTS):
-            _copy(root, target)
-            with Warehouse(target) as copied:
-                if not (missing := copied.missing_files()):
-                    return {view.name: copied.newest(view.name).version for view in copied.views()}
-            # A view was dropped meanwhile: its files went with it.
+        for _ in range(_ATTEMPTS):
+            try:
+                _copy(root, target)
+                found, problem = _newest_versions(target)
+            except BaseException:
+                shutil.rmtree(target, ignore_errors=True)
+                raise
+            if not problem:
+                return found
             shutil.rmtree(target)
-            if attempt == _ATTEMPTS - 1:
-                raise DataError(f"the copy lacks {missing[0]}; views are being dropped, try again later")
-    raise AssertionError("unreachable")
+    raise DataError(f"no copy was made: {problem}; views are being dropped, try again later")
+
+
+def _newest_versions(target: Path) -> tuple[dict[str, int], str]:
+    """Opens the copy: its views with their newest versions, and what is wrong with it."""
+    try:
+        with Warehouse(target) as copied:
+            newest = {view.name: copied.newest(view.name).version for view in copied.views()}
+            missing = copied.missing_files()
+            return newest, f"it lacks {missing[0]}" if missing else ""
+    except (LockstepError, DeltaError, duckdb.Error, FileNotFoundError) as error:
+        return {}, one_line(error)
 
 
 def _copy(root: Path, target: Path) -> None:
-    for path in _in_order(root):
-        copy = target / path.relative_to(root)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            shutil.copy2(path, copy)
-        except FileNotFoundError:
-            continue  # uncommitted, or of a view that is dropped right now; checked at the end
+    disk = Disk(durable=True)
+    try:
+        disk.make_folder(target)
+        mark_unfinished(target, disk)
+        copied = {target}
+        for path in _in_order(root):
+            copy = target / path.relative_to(root)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                shutil.copy2(path, copy)
+            except FileNotFoundError:
+                continue  # uncommitted, or of a view that was dropped; checked at the end
+            copied.add(copy)
+            copied.update(folder for folder in copy.parents if folder.is_relative_to(target))
+        disk.sync(copied)
+        if (root / FORMAT_FILE).exists():
+            disk.prepare(target / FORMAT_FILE, (root / FORMAT_FILE).read_bytes())
+            disk.replace(target / FORMAT_FILE)
+        else:
+            (target / FORMAT_FILE).unlink()
+    finally:
+        disk.close()
 
 
 def _in_order(root: Path) -> Iterator[Path]:
-    """Every file of the warehouse, in the order in which it must be copied."""
-    yield from (root / name for name in (FORMAT_FILE, REACHED_FILE) if (root / name).exists())
-    views = sorted(path for path in (root / "data").glob("*/*") if path.is_dir())
-    for table in (root / "versions", root / "views", *views):
-        yield from sorted(path for path in (table / _LOG).glob("*") if not path.name.endswith(".tmp"))
-        yield from sorted(path for path in table.rglob("*.parquet") if path.parent.name != _LOG)
+    """Every file of the warehouse but its format, in the order in which it must be copied."""
+    if (root / REACHED_FILE).exists():
+        yield root / REACHED_FILE
+    for table in (root / "versions", root / "views"):
+        yield from _table(table)
+    for folder in _folders(root / "data"):
+        for table in _folders(folder):
+            yield from _table(table)
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return sorted(path for path in parent.iterdir() if path.is_dir())
+    except FileNotFoundError:
+        return []  # of a view that was dropped
+
+
+def _table(directory: Path) -> Iterator[Path]:
+    """The files of a table, its log first."""
+    yield from _log(directory / _LOG)
+    for folder, _, names in sorted(os.walk(directory)):
+        if Path(folder).name != _LOG:
+            yield from (Path(folder) / name for name in sorted(names) if name.endswith(".parquet"))
+
+
+def _log(folder: Path) -> Iterator[Path]:
+    """The files of a log.
+
+    A commit that comes while the folder is listed may be found without the one before it. Numbers have no
+    gaps, so everything between the first and the last that were found is there.
+    """
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    numbers = [int(name.partition(".")[0]) for name in names if _COMMIT.fullmatch(name)]
+    yield from (folder / name for name in names if not name.endswith(".tmp") and not _COMMIT.fullmatch(name))
+    if numbers:
+        yield from (folder / f"{number:020}.json" for number in range(numbers[0], numbers[-1] + 1))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from mediator.warehouse.delta_files import DataFile, DeltaFiles
+from mediator.warehouse.delta_files import DataFile, DeltaFiles, sync_rows
 from mediator.warehouse.disk import Disk
 from mediator.warehouse.duck import Duck
 from mediator.warehouse.parquet import write_table
@@ -86,7 +86,7 @@ class Definitions:
 
     def commit(self, file: DataFile, views: Iterable[StoredView], dropped: bool) -> None:
         """Makes the staged rows the newest of their views."""
-        self._disk.sync([self.table.path(file)])
+        sync_rows(self._disk, [(self.table, [file])])
         self.table.commit([file])
         self._sequence = file.high
         for view in views:

@@ -23,7 +23,7 @@ import os
 import time
 import uuid
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -101,7 +101,7 @@ class DeltaFiles:
 
     def create(self, schema: pa.Schema, files: Sequence[DataFile] = ()) -> None:
         """Makes the table with these files, as its first commit."""
-        self._disk.sync([self.path(file) for file in files])
+        sync_rows(self._disk, [(self, files)])
         self.directory.mkdir(parents=True, exist_ok=True)
         statistics = {_WITH_STATISTICS: self.range_column} if self.range_column else {}
         create_table_with_add_actions(
@@ -111,11 +111,19 @@ class DeltaFiles:
             mode="error",
             configuration={**_RETENTION, **statistics},
         )
-        log = self.directory / _LOG
-        folders = [log, self.directory, self.directory.parent, self.directory.parent.parent]
-        self._disk.sync([*log.iterdir(), *folders])
         self._files = {file.path: file for file in files}
         self._version = 0
+        self._disk.sync(self.end_of_log)
+
+    @property
+    def end_of_log(self) -> list[Path]:
+        """The newest log entry and the folders on the way to it: they tell all that was committed.
+
+        Whoever created it may have ended before it was forced to the disk; it is visible all the same.
+        """
+        log = self.directory / _LOG
+        above = [self.directory, self.directory.parent, self.directory.parent.parent]
+        return [log / f"{self._version:020}.json", log, *above]
 
     def load(self) -> None:
         """Reads from the log which files the table has; cached rows of known files are kept."""
@@ -165,8 +173,10 @@ class DeltaFiles:
         """Adds and removes these files in one commit; they are visible when it returns, or not at all.
 
         A commit of another program in between is no obstacle to adding. Removing what may have changed
-        meanwhile raises CommitConflictError.
+        meanwhile raises CommitConflictError: the rows of files that were replaced already would come twice.
         """
+        if any(file.path not in self._files for file in remove):
+            raise CommitConflictError(f"another program changed {self.directory}; nothing was committed")
         now = int(time.time() * 1000)
         lines = [json.dumps(_commit_info(now, bool(remove)))]
         lines += [json.dumps(self._remove(file, now, data_change)) for file in remove]
@@ -195,6 +205,9 @@ class DeltaFiles:
         """
         table = DeltaTable(str(self.directory))
         table.create_checkpoint()
+        # Old entries go after this, so the checkpoint that stands for them must be there for good.
+        log = self.directory / _LOG
+        self._disk.sync([log, *(path for path in log.iterdir() if "checkpoint" in path.name)])
         table.cleanup_metadata()
         self._checkpointed = table.version()
 
@@ -274,6 +287,25 @@ class DeltaFiles:
             data_change=True,
             stats=self._statistics(file),
         )
+
+
+def sync_rows(disk: Disk, rows: Iterable[tuple[DeltaFiles, Iterable[DataFile]]]) -> None:
+    """Forces data files of tables to the disk with the folders on the way to them, all in one go.
+
+    Every commit comes after this: it must not name a file that a power failure could take away.
+    """
+    paths = {table.path(file): table.directory for table, files in rows for file in files}
+    folders = {folder for path, top in paths.items() for folder in path.parents if folder.is_relative_to(top)}
+    disk.sync([*paths, *folders])
+
+
+def committed_in(folder: Path) -> bool:
+    """Whether a commit on disk names a file of this folder, which lies inside of a table's."""
+    try:
+        files = DeltaTable(str(folder.parent)).file_uris()
+    except TableNotFoundError:
+        return False
+    return any(Path(file).is_relative_to(folder) for file in files)
 
 
 def _commit_info(now: int, removes: bool) -> dict[str, object]:

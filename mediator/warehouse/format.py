@@ -7,16 +7,16 @@ off and done again. One of a newer format is refused: this program would not kno
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from algebra.errors import ConfigurationError
-from mediator.warehouse.steps import Steps
+from mediator.warehouse.disk import Disk
 
 FORMAT = 2
 """What this program reads and writes. Raise it with every change that an older program would misread."""
 FORMAT_FILE = "format.json"
+_UNFINISHED = "unfinished copy"
 
 
 def _nothing_to_do(root: Path) -> None:
@@ -35,6 +35,8 @@ def format_of(root: Path) -> int:
         return 0 if (root / "versions").is_dir() else FORMAT
     except (ValueError, KeyError, TypeError):
         raise ConfigurationError(f"{root / FORMAT_FILE} cannot be read; restore it from a backup") from None
+    if found == _UNFINISHED:
+        raise ConfigurationError(f"{root} is a copy of a warehouse that was cut off; make it anew")
     return int(found)
 
 
@@ -49,21 +51,30 @@ def check_format(root: Path) -> int:
     return found
 
 
-def upgrade(root: Path, steps: Steps) -> None:
+def upgrade(root: Path, disk: Disk) -> None:
     """Bring the warehouse to FORMAT, from whatever older format it has; the caller is the only writer."""
     found = check_format(root)
     if found == FORMAT and (root / FORMAT_FILE).exists():
         return
     while found < FORMAT:
-        with steps("format.upgrade"):
+        with disk.steps("format.upgrade"):
             UPGRADES[found](root)
         found += 1
-        _write(root, found, steps)
-    _write(root, FORMAT, steps)
+        _write(root, found, disk)
+    _write(root, FORMAT, disk)
 
 
-def _write(root: Path, number: int, steps: Steps) -> None:
-    temporary = root / f"{FORMAT_FILE}.tmp"
-    with steps("format.write"):
-        temporary.write_text(json.dumps({"format": number}) + "\n", encoding="utf-8")
-        os.replace(temporary, root / FORMAT_FILE)
+def mark_unfinished(root: Path, disk: Disk) -> None:
+    """Writes into a folder that it is to become a warehouse; nobody opens it until its format is there."""
+    disk.prepare(root / FORMAT_FILE, _content(_UNFINISHED))
+    disk.replace(root / FORMAT_FILE)
+
+
+def _write(root: Path, number: int, disk: Disk) -> None:
+    with disk.steps("format.write"):
+        disk.prepare(root / FORMAT_FILE, _content(number))
+        disk.replace(root / FORMAT_FILE)
+
+
+def _content(found: int | str) -> bytes:
+    return (json.dumps({"format": found}) + "\n").encode()

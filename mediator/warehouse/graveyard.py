@@ -14,6 +14,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -62,15 +63,23 @@ class Graveyard:
             ]
             gone = set(free)
             self._buried = [entry for entry in self._buried if entry not in gone]
-        for _, _, path in free:
-            delete(path)
-        return len(free)
+        stuck = [entry for entry in free if not _is_deleted(entry[2])]
+        with self._lock:
+            self._buried += stuck
+        return len(free) - len(stuck)
 
     @property
     def waiting(self) -> frozenset[Path]:
         """What is marked and not deleted yet."""
         with self._lock:
             return frozenset(path for _, _, path in self._buried)
+
+
+def _is_deleted(path: Path) -> bool:
+    """Tries to delete it; what cannot be deleted now is tried again the next time."""
+    with suppress(OSError):
+        delete(path)
+    return not path.exists()
 
 
 def delete(path: Path) -> None:

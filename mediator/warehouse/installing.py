@@ -14,7 +14,7 @@ import pyarrow as pa
 from algebra.errors import AlreadyExistsError, DataError, OrderingViolationError
 from mediator.warehouse import versions as version_rows
 from mediator.warehouse.definitions import new_view
-from mediator.warehouse.delta_files import DataFile
+from mediator.warehouse.delta_files import DataFile, sync_rows
 from mediator.warehouse.records import VersionRecord, VersionRow, ViewInstall
 from mediator.warehouse.store import Store
 from mediator.warehouse.view_data import Integers, ViewData, tally
@@ -62,7 +62,7 @@ def create(
     rows, record = version_rows.build(view, [version], size, size, store.clock())
     with store.steps("versions.write"):
         file = store.versions.stage([rows])
-    store.disk.sync([store.versions.table.path(file), store.versions.table.directory])
+    sync_rows(store.disk, [(store.versions.table, [file])])
     with store.steps("versions.commit"):
         store.versions.commit(file, {view.view_id: record})
     store.keep(data)
@@ -71,15 +71,13 @@ def create(
 
 
 def drop(store: Store, name: str) -> None:
-    """Ends a view and removes its data; the caller holds the lock."""
+    """Ends a view, and marks its data for deletion; the caller holds the lock."""
     view = store.view(name)
-    data = store.data(view)
+    directory = store.new_data(view).directory
     store.define([view], dropped=True)
     store.forget(view)
-    store.release(data.directory)
-    store.graveyard.bury([data.directory], grace=False)
-    with store.steps("files.delete"):
-        store.graveyard.dig()
+    store.release(directory)
+    store.graveyard.bury([directory], grace=False)
 
 
 def install(store: Store, installs: Sequence[ViewInstall]) -> dict[str, VersionRecord]:
@@ -104,7 +102,8 @@ def install(store: Store, installs: Sequence[ViewInstall]) -> dict[str, VersionR
     ]
     with store.steps("versions.write"):
         visible = store.versions.stage([rows for rows, _ in built])
-    _sync(store, added, visible)
+    changes = [(data.changes, files) for data, files in added]
+    sync_rows(store.disk, [*changes, (store.versions.table, (visible,))])
     for data, files in added:
         with store.steps(f"changes.commit {data.view.name}"):
             data.changes.commit(files)
@@ -136,13 +135,6 @@ def _prepare(store: Store, entry: ViewInstall) -> _Part:
     changed, grown = tally(versions, counts, first, number, entry.view)
     sizes = newest.rows + np.cumsum(grown)
     return _Part(data, entry.versions, tuple(files), table, changed, sizes)
-
-
-def _sync(store: Store, added: Sequence[tuple[ViewData, tuple[DataFile, ...]]], visible: DataFile) -> None:
-    """Forces all rows to the disk before any commit refers to them, in one go."""
-    paths = {store.versions.table.path(visible)}
-    paths |= {data.changes.path(file) for data, files in added for file in files}
-    store.disk.sync([*paths, *{path.parent for path in paths}])
 
 
 def _clean_up(

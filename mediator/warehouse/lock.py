@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from algebra.errors import ConfigurationError
@@ -37,7 +37,7 @@ class WriterLock:
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        os.close(self._descriptor)
+        _release(self._descriptor)
 
 
 _UPKEEP = ".upkeep"
@@ -53,11 +53,13 @@ def held_upkeep(root: Path) -> Iterator[None]:
 @contextmanager
 def upkeep_allowed(root: Path) -> Iterator[bool]:
     """Whether upkeep may run now: not while the warehouse is copied; then no copy begins meanwhile."""
-    try:
-        with _locked(root / _UPKEEP, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            yield True
-    except BlockingIOError:
-        yield False
+    with ExitStack() as held:
+        try:
+            held.enter_context(_locked(root / _UPKEEP, fcntl.LOCK_EX | fcntl.LOCK_NB))
+            allowed = True
+        except BlockingIOError:
+            allowed = False
+        yield allowed
 
 
 @contextmanager
@@ -67,4 +69,10 @@ def _locked(path: Path, how: int) -> Iterator[None]:
         fcntl.flock(descriptor, how)
         yield
     finally:
-        os.close(descriptor)
+        _release(descriptor)
+
+
+def _release(descriptor: int) -> None:
+    """Gives the lock up at once: a process that is being started has the descriptor too, for a moment."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

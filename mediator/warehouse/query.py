@@ -1,13 +1,15 @@
 """A user's SELECT over views: what may be run, and with which views.
 
-Problem: the SQL comes from a client and runs inside the mediator, next to its files and its environment.
+Problem: the SQL comes from a client and runs beside the mediator, next to the files of all views.
 
 Wrong ways: searching the text for forbidden words; trusting a parser alone, for two parsers never agree on
 everything.
 
 Chosen way: two fences. `sqlglot` parses the text, and whatever is not one SELECT over known views is refused
-with its name. What it accepts runs in a DuckDB that cannot reach any file outside of the warehouse, load
-extensions or change settings (see `duck.py`), whatever the text says.
+with its name; a name is a common table expression only where that is in scope, for elsewhere DuckDB would
+take it as the name of a file. What it accepts runs in a process and a DuckDB of its own that can open the
+files of these views and no others, load no extensions and change no settings (see `client_query.py`),
+whatever the text says.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _TABLE_FUNCTIONS = frozenset({"generate_series", "range", "unnest", "explode"})
 _FORBIDDEN = re.compile(
     r"(read|scan|write|parquet|duckdb|pragma|sniff|pg|iceberg|delta|sqlite|postgres|mysql|arrow)_\w+"
     r"|glob|getenv|query|query_table|current_setting|getvariable|which_secret|load_aws_credentials"
-    r"|nextval|currval|sql_auto_complete|json_execute_serialized_sql|from_substrait|from_substrait_json"
+    r"|nextval|currval|sql_auto_complete|json_(execute|serialize|deserialize)_\w+|from_substrait|from_substrait_json"
     r"|seq_scan|index_scan|repeat_row|summary|test_all_types|checkpoint|force_checkpoint",
     re.IGNORECASE,
 )
@@ -48,11 +50,20 @@ _TEXT_ERRORS = (
 _HARMLESS = frozenset({"pg_typeof"})
 
 
+class NoSuchViewError(NotFoundError):
+    """There is no view of that name; the message tells which ones there are."""
+
+    def __init__(self, name: str, known: Collection[str]) -> None:
+        listing = f"the views are: {', '.join(sorted(known))}" if known else "there are no views yet"
+        super().__init__(f"there is no view {name}; {listing}")
+        self.name = name
+
+
 def views_in(sql: str, known: Collection[str]) -> dict[str, str]:
     """The views that a SELECT reads, as {name in the text, in lower case: view}.
 
     Raises ViewDefinitionError for bad SQL, RefusedError for anything but one SELECT over views, and
-    NotFoundError for a table that is no view.
+    NoSuchViewError for a table that is no view.
     """
     with bounded_sql(sql):
         return _views_in(sql, known)
@@ -61,7 +72,6 @@ def views_in(sql: str, known: Collection[str]) -> dict[str, str]:
 def _views_in(sql: str, known: Collection[str]) -> dict[str, str]:
     tree = _one_select(sql)
     _check_functions(tree)
-    own = {cte.alias_or_name.casefold() for cte in tree.find_all(exp.CTE)}
     used: dict[str, str] = {}
     for table in tree.find_all(exp.Table):
         if isinstance(table.this, exp.Func):
@@ -71,14 +81,44 @@ def _views_in(sql: str, known: Collection[str]) -> dict[str, str]:
             continue
         name = table.name
         if table.db or table.catalog:
-            raise NotFoundError(f"there is no view {table.sql(dialect='duckdb')}; {_listing(known)}")
+            raise NoSuchViewError(table.sql(dialect="duckdb"), known)
+        if _is_cte(table):
+            continue
         view = _resolve(name, known)
-        if view is not None:
-            if used.setdefault(name.casefold(), view) != view:
-                raise RefusedError(f"view names that differ only in case must not meet in a query: {name!r}")
-        elif name.casefold() not in own:
-            raise NotFoundError(f"there is no view {name!r}; {_listing(known)}")
+        if view is None:
+            raise NoSuchViewError(repr(name), known)
+        if used.setdefault(name.casefold(), view) != view:
+            raise RefusedError(f"view names that differ only in case must not meet in a query: {name!r}")
     return used
+
+
+def _is_cte(table: exp.Table) -> bool:
+    """Whether the name is one of a WITH whose scope the reference is in.
+
+    A WITH holds for the query it belongs to and all within; its own queries see the ones before them, and a
+    recursive one also itself, in the second part of its UNION. In doubt it is none, and has to be a view.
+    """
+    path: list[exp.Expr] = []
+    wanted = table.name.casefold()
+    inside: exp.Expr = table
+    while inside.parent is not None:
+        outside = inside.parent
+        if isinstance(outside, exp.With):
+            before = next(i for i, cte in enumerate(outside.expressions) if cte is inside)
+            names = [cte.alias.casefold() for cte in outside.expressions[:before]]
+            union = inside.this
+            recurs = isinstance(union, exp.SetOperation) and any(node is union.expression for node in path)
+            if outside.args.get("recursive") and recurs:
+                names.append(inside.alias.casefold())
+            if wanted in names:
+                return True
+        elif isinstance(outside, exp.Query) and not isinstance(inside, exp.With):
+            found = outside.args.get("with_")
+            if found is not None and any(cte.alias.casefold() == wanted for cte in found.expressions):
+                return True
+        path.append(inside)
+        inside = outside
+    return False
 
 
 def query_error(error: Exception) -> LockstepError:
@@ -107,7 +147,7 @@ def _one_select(sql: str) -> exp.Query:
         raise ViewDefinitionError(f"a query is one SELECT; {sql.split()[0]!r} does not begin one")
     if not isinstance(tree, exp.Query):
         raise RefusedError(f"a query is one SELECT; {tree.key.upper()} is refused")
-    for forbidden in (exp.Into, exp.DML, exp.DDL, exp.Command):
+    for forbidden in (exp.Into, exp.DML, exp.DDL, exp.Command, exp.Describe, exp.Summarize, exp.Show):
         found = next((node for node in tree.find_all(forbidden) if not isinstance(node, exp.Query)), None)
         if found is not None:
             raise RefusedError(f"a query is one SELECT; {found.key.upper()} is refused")
@@ -137,10 +177,6 @@ def _resolve(name: str, known: Collection[str]) -> str | None:
     if name in known:
         return name
     return next((view for view in sorted(known) if view.casefold() == name.casefold()), None)
-
-
-def _listing(known: Collection[str]) -> str:
-    return f"the views are: {', '.join(sorted(known))}" if known else "there are no views yet"
 
 
 def _problem(error: SqlglotError) -> tuple[str, TextPosition | None]:

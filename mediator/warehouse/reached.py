@@ -9,7 +9,6 @@ Reference: docs/adr/0021-a-quiet-view-holds-back-nobody.md.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,15 +86,12 @@ class Reached:
             }
             for view, of_view in kept.items()
         }
-        temporary = self._path.with_suffix(".tmp")
         with self._disk.steps("reached.write"):
-            temporary.unlink(missing_ok=True)
-            self._disk.write(temporary, json.dumps(content).encode())
+            self._disk.prepare(self._path, json.dumps(content).encode())
         with self._disk.steps("reached.commit"):
-            os.replace(temporary, self._path)
-            self._disk.sync([self._path.parent])
+            self._disk.replace(self._path)
         self._reaches = kept
 
     def delete_remains(self) -> None:
         """Deletes what a write that was cut off has left."""
-        self._path.with_suffix(".tmp").unlink(missing_ok=True)
+        self._disk.delete_prepared(self._path)

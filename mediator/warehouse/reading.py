@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
-from algebra.errors import PositionTrimmedError
-from mediator.warehouse.duck import BATCH_ROWS, register, transform
-from mediator.warehouse.query import query_error, views_in
-from mediator.warehouse.records import VERSION, VersionRecord
-from mediator.warehouse.scan import bag_scan, change_scan, declared_scan
-from mediator.warehouse.storage import declared_schema, quote
+from algebra.errors import NotFoundError, PositionTrimmedError
+from mediator.warehouse.client_query import ClientQueries, Question, StopBy
+from mediator.warehouse.duck import transform
+from mediator.warehouse.graveyard import Pin
+from mediator.warehouse.query import views_in
+from mediator.warehouse.records import VERSION, StoredView, VersionRecord
+from mediator.warehouse.scan import Scan, bag_scan, change_scan, declared_scan
+from mediator.warehouse.storage import declared_schema
 from mediator.warehouse.store import Store, missing_version
 
 # How many versions, and how many of their rows, `changes` holds in memory at once.
@@ -32,27 +33,32 @@ def read(store: Store, name: str, version: int | None) -> pa.RecordBatchReader:
     return transform(reader, schema, lambda batch: storage.restore(batch, schema), pin)
 
 
-def query(store: Store, sql: str, versions: Mapping[str, int]) -> tuple[pa.RecordBatchReader, dict[str, int]]:
+def query(
+    store: Store,
+    queries: ClientQueries,
+    sql: str,
+    versions: Mapping[str, int],
+    stop_by: StopBy | None = None,
+    known: Collection[str] | None = None,
+    caller: Hashable = None,
+) -> tuple[pa.RecordBatchReader, dict[str, int]]:
     """The rows of a SELECT over views, and the version that each view was read at."""
-    with store.lock:
-        known = frozenset(store.names)
+    if known is None:
+        with store.lock:
+            known = frozenset(store.names)
     for name in versions:
         store.view(name)
     used = views_in(sql, known)
     with store.lock:
         pin = store.graveyard.pin()
         at = {name: store.at(view, versions.get(view)) for name, view in used.items()}
-    cursor = store.duck.cursor()
-    try:
-        for name, (snapshot, number) in at.items():
-            scan = bag_scan(snapshot, number)
-            register(cursor, scan)
-            cursor.execute(f"CREATE TEMP VIEW {quote(name)} AS {scan.sql}")
-        reader = cursor.sql(sql).to_arrow_reader(BATCH_ROWS)
-    except duckdb.Error as error:
-        raise query_error(error) from None
-    result = transform(reader, reader.schema, lambda batch: batch, cursor, pin)
-    return result, {used[name]: number for name, (_, number) in at.items()}
+    question = Question(
+        sql,
+        {name: bag_scan(snapshot, number) for name, (snapshot, number) in at.items()},
+        {path for snapshot, _ in at.values() for path in snapshot.files},
+    )
+    reader = queries.run(question, stop_by, caller, pin)
+    return reader, {used[name]: number for name, (_, number) in at.items()}
 
 
 def record(store: Store, name: str, version: int) -> VersionRecord:
@@ -63,38 +69,56 @@ def record(store: Store, name: str, version: int) -> VersionRecord:
             return newest
         if not 0 <= version < newest.version:
             raise missing_version(name, version, newest.version)
-    return records(store, name, version, version)[0]
-
-
-def records(store: Store, name: str, low: int, high: int) -> list[VersionRecord]:
-    """The view's versions low..high, in order."""
-    with store.lock:
-        pin = store.graveyard.pin()
-        view_id = store.view(name).view_id
-        rows = store.versions.rows_between(view_id, low, high)
+        pin, rows = _versions_between(store, store.view(name), version, version)
     found = store.versions.read(rows)
     pin.release()
-    return found
+    return found[0]
+
+
+def history(store: Store, name: str, limit: int, before: int | None) -> list[VersionRecord]:
+    """The view's versions, or those before one of them, newest first; `limit` 0 means all."""
+    with store.lock:
+        newest = store.newest(name).version
+        if before is not None:
+            newest = min(newest, before - 1)
+        if newest < 0:
+            return []
+        low = max(0, newest - limit + 1) if limit else 0
+        pin, rows = _versions_between(store, store.view(name), low, newest)
+    found = store.versions.read(rows)
+    pin.release()
+    return found[::-1]
+
+
+def _versions_between(store: Store, view: StoredView, low: int, high: int) -> tuple[Pin, Scan]:
+    """The view's versions low..high, in order, as a scan; the caller holds the lock."""
+    return store.graveyard.pin(), store.versions.rows_between(view.view_id, low, high)
 
 
 def changes(
     store: Store, name: str, after: int, up_to: int | None
 ) -> Iterator[tuple[VersionRecord, pa.Table]]:
     """Each version after `after` with its change; checks its arguments before the first one is asked for."""
-    newest = store.newest(name).version
+    with store.lock:
+        view = store.view(name)
+        newest = store.newest(name).version
     if after < 0:
         raise PositionTrimmedError(f"the changes of view {name!r} begin after version 0, not after {after}")
     if after > newest:
         raise missing_version(name, after, newest)
-    return _changes(store, name, after + 1, newest if up_to is None else min(up_to, newest))
+    return _changes(store, view, after + 1, newest if up_to is None else min(up_to, newest))
 
 
-def _changes(store: Store, name: str, low: int, high: int) -> Iterator[tuple[VersionRecord, pa.Table]]:
+def _changes(store: Store, view: StoredView, low: int, high: int) -> Iterator[tuple[VersionRecord, pa.Table]]:
     while low <= high:
-        window = _window(records(store, name, low, min(high, low + _WINDOW_VERSIONS - 1)))
         with store.lock:
-            pin = store.graveyard.pin()
-            snapshot, _ = store.at(name, None)
+            data = store.data_now(view)
+            if data is None:
+                # A view made again under this name has another history, which does not go on from this one.
+                raise NotFoundError(f"view {view.name!r} was dropped meanwhile")
+            snapshot = data.snapshot()
+            pin, rows_of_versions = _versions_between(store, view, low, min(high, low + _WINDOW_VERSIONS - 1))
+        window = _window(store.versions.read(rows_of_versions))
         shown = snapshot.view.visible
         schema = declared_schema(shown, counted=True)
         if any(version.changed_rows for version in window):

@@ -26,22 +26,27 @@ from mediator.warehouse.view_data import STAGED, ViewData
 def recover(store: Store) -> None:
     """Leaves in the warehouse what is visible, and nothing else; the caller is the only writer."""
     with store.lock:
-        upgrade(store.root, store.steps)
+        store.failed = True
+        readable = store.readable_paths()
+        upgrade(store.root, store.disk)
         _create_missing(store)
         store.load()
         _drop_unborn(store)
         live = store.loaded()
+        _settle(store, live)
         for data in live:
             _remove_orphans(store, data)
+        store.release_committed(table for data in live for table in (data.changes, data.state))
+        loose = [path for data in live for path in (*data.changes.loose_files(), *data.state.loose_files())]
+        loose += [path for data in live for path in data.other_states()]
+        loose += _unnamed_folders(store, live)
+        loose += store.versions.table.loose_files() + store.definitions.table.loose_files()
+        # A write that failed after its commit has replaced files that are being read.
+        store.graveyard.bury(readable.intersection(loose))
         with store.steps("recover.delete"):
             store.reached.delete_remains()
-            for data in live:
-                _delete(store, data.changes.loose_files())
-                _delete(store, data.state.loose_files())
-                _delete(store, data.other_states())
-            _delete(store, _unnamed_folders(store, live))
-            _delete(store, store.versions.table.loose_files())
-            _delete(store, store.definitions.table.loose_files())
+            _delete(store, loose)
+        store.failed = False
 
 
 def _create_missing(store: Store) -> None:
@@ -55,6 +60,17 @@ def _create_missing(store: Store) -> None:
             with store.steps("recover.create"):
                 table.create(schema)
     store.data_directory.mkdir(exist_ok=True)
+    store.disk.sync([store.root])
+
+
+def _settle(store: Store, live: Iterable[ViewData]) -> None:
+    """Forces to the disk what was read: a process that was killed may have ended right before it did.
+
+    From here on sources are told that they may forget it.
+    """
+    tables = [store.versions.table, store.definitions.table]
+    tables += [table for data in live for table in (data.changes, data.state)]
+    store.disk.sync({store.root, *(path for table in tables for path in table.end_of_log)})
 
 
 def _drop_unborn(store: Store) -> None:

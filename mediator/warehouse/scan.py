@@ -51,6 +51,11 @@ class ViewSnapshot:
     changes_directory: Path
     changes: tuple[DataFile, ...]
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All of them."""
+        return (*self.state_files, *(self.changes_directory / file.path for file in self.changes))
+
 
 def rows_of(directory: Path, files: Iterable[DataFile], columns: Iterable[str], empty: str) -> Scan:
     """These columns (SQL expressions) of all rows of these files, from memory where they are cached.

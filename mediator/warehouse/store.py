@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -13,15 +14,17 @@ import pyarrow as pa
 
 from algebra.errors import NotFoundError
 from mediator.warehouse.definitions import Definitions, new_view
+from mediator.warehouse.delta_files import DeltaFiles, committed_in
 from mediator.warehouse.disk import Disk
 from mediator.warehouse.duck import Duck
 from mediator.warehouse.graveyard import Graveyard, delete
+from mediator.warehouse.query import NoSuchViewError
 from mediator.warehouse.reached import Reached
 from mediator.warehouse.records import StoredView, VersionRecord
 from mediator.warehouse.scan import ViewSnapshot
 from mediator.warehouse.steps import Steps
 from mediator.warehouse.versions import Versions
-from mediator.warehouse.view_data import ViewData, folder_name
+from mediator.warehouse.view_data import STAGED, ViewData, folder_name
 
 
 class Store:
@@ -48,6 +51,8 @@ class Store:
         self.versions = Versions(root / "versions", disk, self.duck)
         self.definitions = Definitions(root / "views", disk, self.duck)
         self.reached = Reached(root, disk)
+        self.failed = False
+        """A write was cut off: recovery has to find out how far it got, before the next one."""
         self.names: dict[str, StoredView] = {}
         self.guarded: set[Path] = set()
         self._data: dict[str, ViewData] = {}
@@ -72,15 +77,26 @@ class Store:
                 for view in self.definitions.views
                 if self.versions.newest(view.view_id) is not None
             }
+            # An attempt to make a view may have failed after its commit: the next view needs another id.
+            taken = {view.view_id for view in self.names.values()}
+            self._awaited = {name: next_ for name, next_ in self._awaited.items() if next_ not in taken}
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """The lock, for commits of upkeep: nobody gets it after one that failed without knowing that."""
+        with self.lock:
+            try:
+                yield
+            except BaseException:
+                self.failed = True
+                raise
 
     def view(self, name: str) -> StoredView:
         with self.lock:
             try:
                 return self.names[name]
             except KeyError:
-                known = ", ".join(sorted(self.names))
-                listing = f"the views are: {known}" if known else "there are no views yet"
-                raise NotFoundError(f"there is no view {name!r}; {listing}") from None
+                raise NoSuchViewError(repr(name), self.names) from None
 
     def newest(self, name: str) -> VersionRecord:
         with self.lock:
@@ -97,6 +113,15 @@ class Store:
                 data.load()
                 self._data[view.view_id] = data
             return data
+
+    def data_now(self, view: StoredView) -> ViewData | None:
+        """The tables of this very view as they are now; None if it was dropped, also if it was made again.
+
+        For who found the view in an earlier hold of the lock: its tables may have been replaced since.
+        """
+        with self.lock:
+            present = self.names.get(view.name)
+            return self.data(present) if present and present.view_id == view.view_id else None
 
     def at(self, name: str, version: int | None) -> tuple[ViewSnapshot, int]:
         """The files that hold the view, and the number of the version: the newest unless given."""
@@ -127,6 +152,13 @@ class Store:
         with self.lock:
             return [self.data(view) for view in self.names.values()]
 
+    def readable_paths(self) -> set[Path]:
+        """Files and folders that readers of this process may have been given."""
+        loaded = self._data.values()
+        tables = [self.versions.table, self.definitions.table, *(data.changes for data in loaded)]
+        paths = {table.path(file) for table in tables for file in table.files}
+        return paths.union(*({data.directory, data.state.directory} for data in loaded))
+
     def define(self, views: Sequence[StoredView], dropped: bool) -> None:
         """Commits one new row per view to the definitions."""
         with self.steps("views.write"):
@@ -156,7 +188,14 @@ class Store:
         with self.lock:
             if directory in self.guarded:
                 self.guarded.discard(directory)
-                delete(directory)
+                # A write that failed may have failed after its commit. Then recovery decides.
+                if not (self.failed and committed_in(directory)):
+                    delete(directory)
+
+    def release_committed(self, tables: Iterable[DeltaFiles]) -> None:
+        """Guards no staged folder any longer whose files a commit of these tables names."""
+        folders = {table.path(file).parent for table in tables for file in table.files}
+        self.guarded -= {folder for folder in folders if folder.name.startswith(STAGED)}
 
     def created(self, name: str, directory: Path) -> None:
         """A view was made in that folder: nothing in it is staged any more."""

@@ -25,8 +25,8 @@ nobody looks at them, and `recover` removes what a crash left, before its versio
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ import pyarrow as pa
 from algebra.errors import ConfigurationError, NotFoundError, SourceUnavailableError
 from algebra.position import Position
 from mediator.warehouse import installing, reading, upkeep
+from mediator.warehouse.client_query import ClientQueries, QueryLimits, StopBy
 from mediator.warehouse.disk import Disk
 from mediator.warehouse.format import check_format
 from mediator.warehouse.graveyard import Pin
@@ -57,7 +58,8 @@ class Warehouse:
     `read_only` needs no lock and changes nothing: for readers beside a running mediator, which see what was
     visible when they opened it or last called `refresh`. `durable` forces every commit to the disk, so that
     it survives a power failure too. `grace_seconds` is how long replaced files stay for readers of other
-    processes. `fault` is called before and after each step of a write; tests break writes there.
+    processes. `query_limits` bound each query. `fault` is called before and after each step of a write; tests
+    break writes there.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Warehouse:
         grace_seconds: float = 60.0,
         clock: Callable[[], datetime] = _now,
         fault: Callable[[str], None] | None = None,
+        query_limits: QueryLimits | None = None,
     ) -> None:
         if "://" in str(root):
             raise ConfigurationError(
@@ -76,22 +79,27 @@ class Warehouse:
             )
         self.root = Path(root).resolve()
         check_format(self.root)
+        disk = Disk(durable and not read_only)
         self._writer: WriterLock | None = None
         if read_only:
             if not (self.root / "versions").is_dir():
                 raise NotFoundError(f"there is no warehouse at {self.root}")
         else:
             try:
-                self.root.mkdir(parents=True, exist_ok=True)
+                disk.make_folder(self.root)
             except OSError as error:
                 raise ConfigurationError(
                     f"the warehouse {self.root} cannot be made: {error.strerror}"
                 ) from None
-            self._writer = WriterLock(self.root / ".lock")
+            try:
+                self._writer = WriterLock(self.root / ".lock")
+            except ConfigurationError:
+                disk.close()
+                raise
         # Always taken before the store's lock: one compaction at a time, beside installs and readers.
         self._upkeep = threading.RLock()
-        self._failed = False
-        self._store = Store(self.root, Disk(durable and not read_only), grace_seconds, clock, fault)
+        self._queries = ClientQueries(query_limits or QueryLimits())
+        self._store = Store(self.root, disk, grace_seconds, clock, fault)
         try:
             if read_only:
                 self.refresh()
@@ -102,13 +110,16 @@ class Warehouse:
             raise
 
     def close(self) -> None:
-        """Ends reading and writing, and gives up the lock."""
+        """Ends reading and writing, queries under way too, and gives up the lock."""
+        self._queries.close()
         with self._upkeep, self._store.lock:
-            self._store.duck.close()
-            self._store.disk.close()
-            if self._writer:
-                self._writer.release()
-                self._writer = None
+            try:
+                self._store.duck.close()
+                self._store.disk.close()
+            finally:
+                if self._writer:
+                    self._writer.release()
+                    self._writer = None
 
     def __enter__(self) -> Warehouse:
         return self
@@ -160,9 +171,17 @@ class Warehouse:
             return installing.create(self._store, name, spec, schema, state, version, tuple(hidden))
 
     def drop_view(self, name: str) -> None:
-        """Ends a view and removes its data, as soon as nobody in this process reads it."""
-        with self._writing():
-            installing.drop(self._store, name)
+        """Ends a view and removes its data, as soon as nobody in this process reads it and nobody copies it.
+
+        If it fails, the view is there as before or has ended, and calling this again ends it for good.
+        """
+        with self._store.lock:
+            self._store.view(name)
+            with self._writing():
+                # An attempt that failed after its commit has ended the view: recovery found that out now.
+                if name in self._store.names:
+                    installing.drop(self._store, name)
+        self._delete_replaced()
 
     # Versions
 
@@ -207,11 +226,9 @@ class Warehouse:
             view_id = self._store.view(view).view_id
             self._store.reached.update({view_id: {}}, {view.view_id for view in self._store.names.values()})
 
-    def history(self, view: str, limit: int = 0) -> list[VersionRecord]:
-        """The view's versions, newest first; `limit` 0 means all."""
-        newest = self._store.newest(view).version
-        low = max(0, newest - limit + 1) if limit else 0
-        return reading.records(self._store, view, low, newest)[::-1]
+    def history(self, view: str, limit: int = 0, before: int | None = None) -> list[VersionRecord]:
+        """The view's versions, or those before one of them, newest first; `limit` 0 means all."""
+        return reading.history(self._store, view, limit, before)
 
     def version_record(self, view: str, version: int) -> VersionRecord:
         """That version of the view; raises NotFoundError, which says which versions exist."""
@@ -227,14 +244,22 @@ class Warehouse:
         return reading.read(self._store, view, version)
 
     def query(
-        self, sql: str, versions: Mapping[str, int] | None = None
+        self,
+        sql: str,
+        versions: Mapping[str, int] | None = None,
+        stop_by: StopBy | None = None,
+        known: Collection[str] | None = None,
+        caller: Hashable = None,
     ) -> tuple[pa.RecordBatchReader, dict[str, int]]:
         """The rows of a SELECT over views (DuckDB's dialect), and the version that each view was read at.
 
         All views are read at the versions visible at one instant; `versions` fixes some of them. Raises
-        ViewDefinitionError for bad SQL, RefusedError for what is no SELECT over views, NotFoundError.
+        ViewDefinitionError for bad SQL, RefusedError for what is no SELECT over views, NotFoundError, and
+        LimitExceededError for what takes more than `query_limits`. `stop_by` is told how to end it.
+        `known` are the views that the text can name; all of them unless given. `caller` is whom the query
+        counts for, of whom none gets all the processes.
         """
-        return reading.query(self._store, sql, versions or {})
+        return reading.query(self._store, self._queries, sql, versions or {}, stop_by, known, caller)
 
     def changes(
         self, view: str, after: int, up_to: int | None = None
@@ -271,10 +296,9 @@ class Warehouse:
         Runs when a warehouse is opened for writing, and before the next write after one that failed: version
         numbers are used again, so their old rows must be gone before.
         """
-        self._require_writer()
         with self._store.lock:
+            self._require_writer()
             recover(self._store)
-            self._failed = False
 
     def refresh(self) -> None:
         """Makes a read-only warehouse see what is visible now."""
@@ -286,11 +310,10 @@ class Warehouse:
 
         Every version stays readable, and installs go on meanwhile. Refused while the warehouse is copied.
         """
-        with upkeep_allowed(self.root) as allowed:
+        with self._keeping() as allowed:
             if not allowed:
                 raise SourceUnavailableError("the warehouse is being copied; compact the view later")
-            with self._keeping():
-                return upkeep.compact(self._store, view)
+            return upkeep.compact(self._store, view)
 
     def maintain(self) -> None:
         """Merges small files, writes checkpoints and deletes replaced files, where it is due.
@@ -298,19 +321,21 @@ class Warehouse:
         Cheap if nothing is due. Call it when idle, or now and then from a thread of its own. Does nothing
         while the warehouse is being copied.
         """
-        with upkeep_allowed(self.root) as allowed:
+        with self._keeping() as allowed:
             if allowed:
-                with self._keeping():
-                    upkeep.maintain(self._store)
+                upkeep.maintain(self._store)
 
     def missing_files(self) -> list[Path]:
         """Data files that a table names and the disk does not have, or has with another size."""
         with self._store.lock:
+            pin = self._store.graveyard.pin()
             tables = [self._store.versions.table, self._store.definitions.table]
             for data in self._store.loaded():
                 tables += [data.changes, data.state]
             named = [(table.path(file), file.size) for table in tables for file in table.files]
-        return [path for path, size in named if not path.exists() or path.stat().st_size != size]
+        missing = [path for path, size in named if not path.exists() or path.stat().st_size != size]
+        pin.release()
+        return missing
 
     def _require_writer(self) -> None:
         if not self._writer:
@@ -321,25 +346,45 @@ class Warehouse:
         """One write at a time; if it fails, what it left is removed before the next one."""
         with self._store.lock:
             self._require_writer()
-            if self._failed:
+            if self._store.failed:
                 self.recover()
             self._store.steps.begun = False
             try:
                 yield
             except BaseException:
                 # What is refused before its first step has left nothing behind.
-                self._failed = self._store.steps.begun
+                if self._store.steps.begun:
+                    self._store.failed = True
                 raise
 
     @contextmanager
-    def _keeping(self) -> Iterator[None]:
-        """One compaction at a time, beside everything else."""
+    def _keeping(self) -> Iterator[bool]:
+        """One compaction at a time, beside everything else; False if none is allowed now: a copy is made.
+
+        Threads wait for each other before they look at the lock file, or they would take each other for a
+        copy.
+        """
         with self._upkeep:
             self._require_writer()
-            if self._failed:
-                self.recover()
-            try:
-                yield
-            except BaseException:
-                self._failed = True
-                raise
+            with upkeep_allowed(self.root) as allowed:
+                if self._store.failed:
+                    self.recover()
+                try:
+                    yield allowed
+                except (NotFoundError, SourceUnavailableError):
+                    raise  # refused, with nothing left behind
+                except BaseException:
+                    with self._store.lock:
+                        self._store.failed = True
+                    raise
+
+    def _delete_replaced(self) -> None:
+        """Deletes replaced files if neither upkeep nor a copy is under way; else upkeep does it later."""
+        if not self._upkeep.acquire(blocking=False):
+            return
+        try:
+            with suppress(OSError), upkeep_allowed(self.root) as allowed:
+                if allowed:
+                    upkeep.remove_replaced(self._store)
+        finally:
+            self._upkeep.release()

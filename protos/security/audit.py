@@ -13,13 +13,16 @@ import os
 import threading
 from pathlib import Path
 
-from algebra.errors import ConfigurationError
+from algebra.errors import ConfigurationError, DataError, ViewDefinitionError
+from algebra.private_files import make_private_folder, private
 from algebra.redaction import redacted
 from protos.security.principals import Principal
 
 log = logging.getLogger("lockstep.audit")
 
 _LONGEST = 500
+_ABOUT_DATA = frozenset({DataError.reason, ViewDefinitionError.reason})
+"""Reasons whose details show values of rows, or SQL text."""
 _QUIET = frozenset({"status", "list", "describe", "query", "watch", "history", "explain", "load", "reflect"})
 
 
@@ -32,7 +35,7 @@ class AuditLog:
         self._lock = threading.Lock()
         if path is not None:
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_private_folder(path.parent)
                 self._append(b"")
             except OSError as error:
                 raise ConfigurationError(f"{path}: cannot be written ({error.strerror})") from None
@@ -48,12 +51,15 @@ class AuditLog:
             "by": who.kind if who is not None else "none",
             "peer": peer,
             "action": action,
-            "target": target[:_LONGEST],
+            "target": target,
             "outcome": outcome,
         }
-        if detail:
-            entry["detail"] = detail[:_LONGEST]
-        line = redacted(json.dumps(entry, ensure_ascii=True))
+        if detail and outcome not in _ABOUT_DATA:
+            entry["detail"] = detail
+        # Field by field, for in the line a quote might pass for a part of a secret; and before they are cut.
+        line = json.dumps(
+            {key: redacted(value)[:_LONGEST] for key, value in entry.items()}, ensure_ascii=True
+        )
         if self._path is None:
             quiet = outcome in ("ok", "begun") and action in _QUIET
             log.log(logging.DEBUG if quiet else logging.INFO, "%s", line)
@@ -66,7 +72,7 @@ class AuditLog:
 
     def _append(self, data: bytes) -> None:
         # Opened for each record: the file may be moved away by a rotation at any time.
-        handle = os.open(self._path or "", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+        handle = private(str(self._path), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         try:
             os.write(handle, data)
         finally:

@@ -14,7 +14,6 @@ number.
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,8 +53,8 @@ Handler = Any
 class Call:
     """One RPC under way.
 
-    A service sets `target` when it knows better what the call is about, and `finished` when its work is done:
-    a caller that leaves with the last message in hand has not cancelled it.
+    A service sets `target` when it knows better what the call is about, and `outcome` (with `detail`) when it
+    knows what came of its work: a caller that leaves does not change that.
     """
 
     principal: Principal
@@ -63,7 +62,10 @@ class Call:
     action: str
     target: str = ""
     revoked: bool = False
-    finished: bool = False
+    outcome: str = ""
+    detail: str = ""
+    settle: Callable[[], None] = lambda: None
+    """Returns when work that goes on without the caller has ended, and `outcome` tells what came of it."""
     leave: Callable[[], None] = lambda: None
     """Gives back the caller's place; called when the handler has ended, and not before."""
 
@@ -141,23 +143,20 @@ class Guard(grpc.ServerInterceptor):
     def _open(self, handler: Any) -> Any:
         """The handler of a method that nobody needs rights for: a stream of it is counted, by address.
 
-        What is answered at once needs no bound. gRPC serves health watches without a thread of their own; the
-        attributes by which it knows them are kept.
+        What is answered at once needs no bound.
         """
         if not handler.response_streaming:
             return handler
-        behaviour = handler.unary_stream
 
-        @functools.wraps(behaviour)
-        def bounded(request: Any, context: grpc.ServicerContext, *more: Any, **how: Any) -> Any:
+        def bounded(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             try:
                 leave = self._under_way.enter(ANONYMOUS, context.peer(), stream=True)
             except LimitExceededError as error:
                 abort(context, error)
-            if not context.add_callback(leave):
-                leave()  # the caller has gone already
-                return None
-            return behaviour(request, context, *more, **how)
+            try:
+                yield from handler.unary_stream(request, context)
+            finally:
+                leave()
 
         return grpc.unary_stream_rpc_method_handler(
             bounded, handler.request_deserializer, handler.response_serializer
@@ -169,10 +168,10 @@ class Guard(grpc.ServerInterceptor):
             try:
                 answer = behaviour(_checked_stream(request), context)
             except Exception as error:
-                self._failed(call, context, error)
+                self._failed(call, context, error, left=False)
             finally:
                 call.leave()
-            self._recorded(call, "ok")
+            self._record_end(call, "ok")
             return answer
 
         return guarded
@@ -195,12 +194,12 @@ class Guard(grpc.ServerInterceptor):
                 outcome = "ok"
             except Exception as error:
                 outcome = ""  # recorded with its reason
-                self._failed(call, context, error)
+                self._failed(call, context, error, left=not context.is_active())
             finally:
+                if outcome:
+                    self._record_end(call, outcome)
                 call.leave()
                 self._ended(key)
-                if outcome:
-                    self._recorded(call, "ok" if call.finished else outcome)
 
         return guarded
 
@@ -278,21 +277,32 @@ class Guard(grpc.ServerInterceptor):
                 "upgrade the older one"
             )
 
-    def _failed(self, call: Call, context: grpc.ServicerContext, error: Exception) -> None:
-        """End a call whose handler raised; an abort of its own has set the status already."""
+    def _failed(self, call: Call, context: grpc.ServicerContext, error: Exception, *, left: bool) -> None:
+        """End a call whose handler raised; an abort of its own has set the status already.
+
+        `left`: it may have raised because its caller is gone.
+        """
         if context.code() is not None:  # type: ignore[attr-defined]
             details = context.details()  # type: ignore[attr-defined]
             text = details.decode("utf-8", "replace") if isinstance(details, bytes) else str(details)
-            self._recorded(call, _reason(context), text)
+            reason = _reason(context)
+            self._record_end(call, reason, text)
             raise error
-        if isinstance(error, grpc.RpcError) or not context.is_active():
-            self._recorded(call, "cancelled")
+        if isinstance(error, grpc.RpcError) or left:
+            self._record_end(call, "cancelled")
             raise error
         if not isinstance(error, LockstepError):
             log.exception("%s failed unexpectedly", call.action)
             error = LockstepError("internal error; the server's log has the details")
-        self._recorded(call, error.reason, error.message)
+        self._record_end(call, error.reason, error.message)
         abort(context, error)
+
+    def _record_end(self, call: Call, outcome: str, detail: str = "") -> None:
+        """Write down what came of a call: by its own word if there is one, else as it looks from here."""
+        call.settle()
+        if call.outcome:
+            outcome, detail = call.outcome, call.detail
+        self._recorded(call, outcome, detail)
 
     def _recorded(self, call: Call, outcome: str, detail: str = "") -> None:
         self._audit.record(call.principal, call.peer, call.action, call.target, outcome, detail)

@@ -57,6 +57,12 @@ def host_of(peer: str) -> str:
     return str(ipaddress.ip_network((address, 64), strict=False))
 
 
+def counted_by(principal: Principal, peer: str) -> Hashable:
+    """What a caller is counted by: its name, or its address if it has none."""
+    known = principal.kind in ("token", "certificate")
+    return (principal.kind, principal.name) if known else host_of(peer)
+
+
 class CallsUnderWay:
     """Counts what each caller has at once, and refuses what is more than the limits."""
 
@@ -68,8 +74,7 @@ class CallsUnderWay:
 
     def enter(self, principal: Principal, peer: str, stream: bool) -> Callable[[], None]:
         """Take a place for a call; what gives it back. LimitExceededError if the caller has none left."""
-        known = principal.kind in ("token", "certificate")
-        who: Hashable = (principal.kind, principal.name) if known else host_of(peer)
+        who = counted_by(principal, peer)
         with self._lock:
             if self._calls[who] >= self._limits.calls:
                 raise LimitExceededError(

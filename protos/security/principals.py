@@ -42,7 +42,10 @@ def checked_scopes(scopes: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Principal:
-    """A caller. `kind` is how it is known: token, certificate or anonymous; `token_id` tells which token."""
+    """A caller. `kind` is how it is known: token, certificate or anonymous; `token_id` tells which token.
+
+    The configuration, which has a `kind` of its own, stands for what a server does by itself.
+    """
 
     name: str
     kind: str
@@ -68,6 +71,8 @@ class Principal:
         return self.name if self.kind == "anonymous" else f"{self.kind} {self.name!r}"
 
 
+CONFIGURATION = Principal("the configuration", "configuration", frozenset())
+"""Whoever wrote it has things done that nobody calls for; it calls nothing itself."""
 ANONYMOUS_LOOPBACK = Principal("anonymous loopback", "anonymous", ALL_SCOPES)
 ANONYMOUS = Principal("anonymous", "anonymous", ALL_SCOPES)
 """Callers of a server that does not ask who they are."""

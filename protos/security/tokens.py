@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from algebra.errors import AlreadyExistsError, ConfigurationError, NotFoundError, UnauthenticatedError
+from algebra.private_files import make_private_folder, private
 from protos.security.principals import Principal, checked_scopes
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ FORMAT = 1
 LARGEST_FILE = 1 << 20
 _SCRYPT = {"n": 1 << 13, "r": 8, "p": 1, "dklen": 32}
 """About 25 milliseconds and 8 MiB for one hash."""
+_SHORTEST_SALT = 8
+"""Bytes."""
 
 
 @dataclass(frozen=True)
@@ -114,15 +117,15 @@ class TokenFile:
             document: Any = json.loads(text) if len(text) <= LARGEST_FILE else None
             if document["format"] != FORMAT:
                 raise ConfigurationError(f"{self.path}: is of format {document['format']}, not {FORMAT}")
-            return [_entry(item) for item in document["tokens"]]
+            return [_entry(item, self.path) for item in document["tokens"]]
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise ConfigurationError(f"{self.path}: is not a token file") from None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.path.with_name(self.path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+            make_private_folder(self.path.parent)
+            lock = private(f"{self.path}.lock", os.O_CREAT | os.O_RDWR)
         except OSError as error:
             raise ConfigurationError(f"{self.path}: cannot be written ({error.strerror})") from None
         try:
@@ -136,8 +139,7 @@ class TokenFile:
         text = json.dumps({"format": FORMAT, "tokens": [asdict(e) for e in entries]}, indent=2) + "\n"
         scratch = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
         try:
-            handle = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+            with open(scratch, "x", encoding="utf-8", opener=private) as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
@@ -146,14 +148,30 @@ class TokenFile:
             raise ConfigurationError(f"{self.path}: cannot be written ({error.strerror})") from None
 
 
-def _entry(item: dict[str, Any]) -> TokenEntry:
+def _entry(item: dict[str, Any], path: Path) -> TokenEntry:
     entry = TokenEntry(**item)
-    texts = (entry.id, entry.name, entry.salt, entry.hash, entry.created_at, *entry.scopes)
-    if not all(isinstance(text, str) for text in texts):
+    if not all(isinstance(t, str) for t in (entry.id, entry.name, entry.salt, entry.hash, entry.created_at)):
         raise ValueError("a field is not text")
     if entry.expires_at is not None and datetime.datetime.fromisoformat(entry.expires_at).tzinfo is None:
         raise ValueError("a time without zone")
-    return replace(entry, scopes=tuple(entry.scopes))
+    where = f"{path}: token {entry.name!r}"
+    if len(_bytes(entry.salt)) < _SHORTEST_SALT or len(_bytes(entry.hash)) != _SCRYPT["dklen"]:
+        raise ConfigurationError(f"{where}: its salt or hash is damaged; take it out, and create another")
+    scopes: Any = entry.scopes
+    if not isinstance(scopes, list) or not all(isinstance(scope, str) for scope in scopes):
+        raise ConfigurationError(f"{where}: `scopes` is not a list of texts")
+    try:
+        return replace(entry, scopes=checked_scopes(scopes))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
+
+
+def _bytes(text: str) -> bytes:
+    """What a text in base64 stands for; nothing if it is none."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return b""
 
 
 class TokenStore:

@@ -7,21 +7,22 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from adapters.registry import create
-from adapters.spi import SourceConfig
+from adapters.spi import Snapshot, SourceConfig
+from algebra.arrow_ipc import from_ipc
 from algebra.errors import SourceUnavailableError
 from algebra.expressions import ColumnRef
 from algebra.local_view import Keys, LocalView, Occurrence, OutputColumn
 from algebra.position import ORIGIN, Position
 from protos.convert import local_view_to_proto, position_from_proto, position_to_proto
 from protos.lockstep.v1 import wrapper_pb2 as pb
-from wrapper import service
+from wrapper import order_assignment, service
 from wrapper.allow_list import MediatorPolicy, Policies
+from wrapper.localized_processor import LocalizedQuery
 from wrapper.query_processor import QueryProcessor
 from wrapper.server import WrapperServer
 from wrapper.service import MOST_WAITING
@@ -235,20 +236,72 @@ def test_queries_outlast_a_source_that_goes_away_while_it_is_asked(
     flooded: Flooded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mediator = flooded.attached()
-    real = QueryProcessor._localize
+    real = LocalizedQuery.answer
     failures = iter([SourceUnavailableError("gone for a moment")])
 
-    def unreliable(self: QueryProcessor, view: LocalView, keys: Keys | None) -> Any:
+    def unreliable(self: LocalizedQuery, snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
         for failure in failures:
             raise failure
-        return real(self, view, keys)
+        yield from real(self, snapshot)
 
-    monkeypatch.setattr(QueryProcessor, "_localize", unreliable)
     _, position = mediator.load(VIEW)
     defining(mediator, position)  # so that all three are there when the first is answered
     for _ in range(3):
         mediator.ask(VIEW, one_row(-1))
+    monkeypatch.setattr(LocalizedQuery, "answer", unreliable)
     mediator.define(VIEW, position)
     mediator.expect("defined")
     assert mediator.expect("error").reason == "SOURCE_UNAVAILABLE"
     assert [mediator.expect("result").query_id for _ in range(3)] == [1, 2, 3]
+
+
+def test_an_answer_that_broke_off_begins_anew(flooded: Flooded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first chunks are out already: the next ones are numbered from the beginning."""
+    monkeypatch.setattr(order_assignment, "CHUNK_BYTES", 1)
+    mediator = flooded.attached()
+    real = LocalizedQuery.answer
+    failures = iter([SourceUnavailableError("gone in the middle of an answer")])
+
+    def unreliable(self: LocalizedQuery, snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
+        [rows] = real(self, snapshot)
+        yield rows.slice(0, 40)
+        for failure in failures:
+            raise failure
+        yield rows.slice(40)
+
+    _, position = mediator.load(VIEW)
+    monkeypatch.setattr(LocalizedQuery, "answer", unreliable)
+    mediator.define(VIEW, position)
+    mediator.expect("defined")
+    mediator.ask(VIEW, None)
+    assert mediator.expect("result").chunk == 0
+    assert mediator.expect("error").reason == "SOURCE_UNAVAILABLE"
+    chunks = [mediator.expect("result") for _ in range(3)]
+    assert [(chunk.chunk, chunk.last) for chunk in chunks] == [(0, False), (1, False), (2, True)]
+    assert sum(from_ipc(chunk.arrow).num_rows for chunk in chunks if chunk.arrow) == 100
+
+
+def test_nobody_waits_for_the_rest_of_an_answer_that_nobody_reads(
+    flooded: Flooded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asked for too much has left; the source must not be read to the end for it."""
+    left, ended = threading.Event(), threading.Event()
+
+    def endless(self: LocalizedQuery, snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
+        batch = pa.RecordBatch.from_pylist([], VIEW.arrow)
+        left.set()
+        try:
+            while True:
+                yield batch
+        finally:
+            ended.set()
+
+    with Mediator(flooded.address, "s") as mediator:
+        mediator.expect("attached")
+        _, position = mediator.load(VIEW)
+        monkeypatch.setattr(LocalizedQuery, "answer", endless)
+        mediator.define(VIEW, position)
+        mediator.expect("defined")
+        mediator.ask(VIEW, None)
+        assert left.wait(60)
+    assert ended.wait(60)

@@ -70,9 +70,9 @@ def test_example_1_a_concurrent_update_is_reported_before_the_answer_that_shows_
     the error term ΔR3 ⋈ (R1 ⋈ ΔR2) could not be removed locally; with ΔIS it can.
     """
     view = defined(mediator)
+    mediator.credit()
     writer.commit("INSERT INTO R2 VALUES (20, 100)")
     asked = mediator.ask(view, Keys(("E",), pa.table({"E": pa.array([100], INT)})))
-    mediator.credit()
     (delta_is,) = deltas_of(mediator.expect("update"), view)
     answer, _ = mediator.result(view, asked)
     assert delta_is == rows(view, ((2, 100), 1))
@@ -151,6 +151,7 @@ def test_example_6_delta_is_leaves_before_the_result_that_shows_it(
     ΔIS_1(R2) first, then the LMQR with its effect. An update after the answer comes after it, without effect.
     """
     view = defined(mediator)
+    mediator.credit()
     writer.commit("UPDATE R2 SET E = 100 WHERE D = 20")
     asked = mediator.ask(view, Keys(("E",), pa.table({"E": pa.array([100, 200], INT)})))
     delta_is = deltas_of(mediator.expect("update"), view)

@@ -15,7 +15,9 @@ from adapters.spi import SourceConfig
 from algebra.errors import LockstepError
 from algebra.expressions import Call, ColumnRef, Literal, Operator
 from algebra.local_view import EquiJoin, Keys, LocalView, Occurrence, OutputColumn
-from algebra.position import ORIGIN
+from algebra.position import ORIGIN, Position
+from protos.convert import position_from_proto, position_to_proto
+from protos.lockstep.v1 import wrapper_pb2 as pb
 from protos.status import error_from_rpc
 from wrapper.server import WrapperServer
 from wrapper.tests.exchange import Mediator
@@ -95,6 +97,34 @@ def test_a_query_for_what_was_not_defined_is_refused(address: str) -> None:
         asked = mediator.ask(good, None)
         answer, _ = mediator.result(good, asked)
         assert len(answer) == 3, "the stream goes on"
+
+
+def test_what_has_not_happened_cannot_be_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter would wait for that position, and trim nothing for anybody until it is reached."""
+    with SqliteWriter(tmp_path / "s.db") as writer:
+        writer.commit("CREATE TABLE r (x INTEGER, y TEXT)")
+        adapter = create(SourceConfig("s", "sqlite", f"sqlite:///{tmp_path / 's.db'}"))
+        told: list[Position] = []
+        monkeypatch.setattr(adapter, "acknowledge", told.append)
+        server = WrapperServer(adapter, "127.0.0.1:0")
+        with Mediator(server.start(), "s") as mediator:
+            mediator.expect("attached")
+            good = view()
+            _, position = mediator.load(good)
+            mediator.define(good, position)
+            mediator.expect("defined")
+            forged = replace(position, ordinal=position.ordinal + 10**12)
+            mediator.send(acknowledge=pb.Acknowledge(position=position_to_proto(forged)))
+            writer.commit("INSERT INTO r VALUES (1, 'a')")
+            mediator.credit()
+            update = mediator.expect("update")
+            real = position_from_proto(update.transactions[-1].position)
+            mediator.send(acknowledge=pb.Acknowledge(position=position_to_proto(real)))
+            mediator.result(good, mediator.ask(good, None))
+        server.stop(0)
+    assert told == [real]
 
 
 @pytest.mark.parametrize(("source", "version"), [("t", 1), ("s", 99)])

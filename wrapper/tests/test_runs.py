@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from adapters.spi import Snapshot
-from algebra.errors import SourceUnavailableError
+from algebra.weight import ROW_BYTES
 from protos.lockstep.v1 import wrapper_pb2 as pb
-from wrapper import query_processor
+from wrapper import order_assignment, query_processor
 from wrapper.message_queue import OrderMessageQueue
-from wrapper.tests.follower import VIEWS, Follower, World
+from wrapper.tests.follower import ODD_RELATIONS, ODD_VIEWS, VIEWS, Follower, World
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for the source, and every turn ends with a sign of life."""
+    """Nobody waits for the source, every turn ends with a sign of life, and answers come in chunks."""
     monkeypatch.setattr(query_processor, "HEARTBEAT_SECONDS", 0.0)
+    monkeypatch.setattr(order_assignment, "CHUNK_BYTES", 1)
 
 
 def follower(seed: int, most_rows: int) -> Follower:
@@ -53,17 +56,25 @@ def test_changes_that_fit_one_run_leave_as_one_update() -> None:
     found.close()
 
 
-@pytest.mark.parametrize("most_rows", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(4))
-def test_whatever_happens_between_runs(seed: int, most_rows: int) -> None:
-    """Commits, queries, views that come and go with cursors of their own, little credit, new streams."""
+@pytest.mark.parametrize(
+    ("seed", "most_rows", "odd"),
+    [
+        *((seed, most_rows, False) for seed in range(4) for most_rows in (1, 3, 20)),
+        *((seed, 3, True) for seed in range(4)),
+    ],
+)
+def test_whatever_happens_between_runs(seed: int, most_rows: int, odd: bool) -> None:
+    """Commits, queries, views that come and go with cursors of their own, little credit, new streams.
+
+    And a source that goes away wherever it is read.
+    """
     rnd = random.Random(seed)
-    found = follower(seed, most_rows)
-    world = found.world
+    world = World(random.Random(seed), *((ODD_RELATIONS, ODD_VIEWS) if odd else ()))
+    found = Follower(world, most_rows)
     oldest = world.position.ordinal
     often = ["transact"] * 5 + ["turn"] * 4 + ["credit"] * 2
     for _ in range(60):
-        match rnd.choice([*often, "ask", "define", "drop", "attach"]):
+        match rnd.choice([*often, "ask", "fail", "define", "drop", "attach"]):
             case "transact":
                 world.transact()
             case "turn":
@@ -72,8 +83,10 @@ def test_whatever_happens_between_runs(seed: int, most_rows: int) -> None:
                 found.credit(rnd.choice([1, 1, 5, 20]))
             case "ask" if found.followed:
                 found.ask(rnd.choice(list(found.followed)))
+            case "fail":
+                world.adapter.weather.goes_away(rnd.choice(["changes", "rows", "rows"]), rnd.randint(1, 8))
             case "define" if len(found.followed) < 3:
-                name = rnd.choice([name for name in VIEWS if name not in found.followed])
+                name = rnd.choice([name for name in world.sql if name not in found.followed])
                 found.turn()
                 found.define(name, rnd.randint(oldest, world.position.ordinal))
             case "drop" if len(found.followed) > 1:
@@ -81,7 +94,46 @@ def test_whatever_happens_between_runs(seed: int, most_rows: int) -> None:
             case "attach" if rnd.random() < 0.3:
                 found.attach()
     if not found.followed:
-        found.define("chain", oldest)
+        found.define(next(iter(world.sql)), oldest)
+    found.settle()
+    found.close()
+
+
+@pytest.mark.parametrize("view", ["alone", "itself"])
+def test_rows_that_become_larger_do_not_make_a_run_larger(view: str) -> None:
+    """How large they are is known once they are read; no more leaves at once than fits a run."""
+    sql = {
+        "alone": "SELECT r.x, r.s FROM m.r r",
+        "itself": "SELECT a.x, b.s FROM m.r a JOIN m.r b ON a.x = b.x",
+    }
+    world = World(random.Random(1), {"r": {"x": pa.int64(), "s": pa.string()}}, sql)
+    found = Follower(world, 40)
+    found.define(view, world.position.ordinal)
+    small, large = "y", "y" * 10 * ROW_BYTES
+    for number in range(200):
+        with world.database.transaction() as transaction:
+            transaction.insert("r", [(100 + number, small if number < 100 else large)])
+        world._note()
+    costs = []
+    while found.followed[view].at < world.position.ordinal:
+        found.credit(1 - found.session.credit)
+        found.turn()
+        costs.append(1 - found.session.credit)
+    assert max(costs) <= 2 * 40, costs
+    found.close()
+
+
+@pytest.mark.parametrize("size", range(20 * ROW_BYTES, 21 * ROW_BYTES, 64))
+def test_what_is_just_too_large_for_a_run_loses_nothing(size: int) -> None:
+    """Two transactions that are asked for as one run, and weigh more together than one by one."""
+    sql = {"alone": "SELECT r.x, r.s FROM m.r r"}
+    world = World(random.Random(1), {"r": {"x": pa.int64(), "s": pa.string()}}, sql)
+    found = Follower(world, 40)
+    found.define("alone", world.position.ordinal)
+    for number in range(5):
+        with world.database.transaction() as transaction:
+            transaction.insert("r", [(number, "y" * size)])
+        world._note()
     found.settle()
     found.close()
 
@@ -102,17 +154,85 @@ def test_without_credit_reporting_stops_after_a_run_and_goes_on_where_it_stopped
     found.close()
 
 
-def test_a_query_is_answered_without_credit_after_all_runs() -> None:
-    found = follower(4, 2)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("most_rows", [2, 1000])
+def test_without_credit_a_query_is_answered_and_nothing_is_reported(view: str, most_rows: int) -> None:
+    """As of what was reported, however much the snapshot shows beyond; with keys, and without."""
+    found = follower(4, most_rows)
     world = found.world
-    found.define("chain", world.position.ordinal)
+    start = world.position.ordinal
+    found.define(view, start)
     for _ in range(20):
         world.transact()
-    found.ask("chain")
+        found.ask(view)
+        found.turn()
+    assert found.answered == 20
+    assert found.runs == 0
+    assert found.followed[view].at == start
+    found.settle()
+    found.close()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_with_little_credit_a_query_is_answered_between_two_runs(view: str) -> None:
+    found = follower(7, 2)
+    world = found.world
+    start = world.position.ordinal
+    found.define(view, start)
+    for _ in range(20):
+        world.transact()
+    answered_at = []
+    while found.followed[view].at < world.position.ordinal:
+        found.credit(max(1, 1 - found.session.credit))
+        found.ask(view)
+        found.turn()
+        assert not found.asked
+        answered_at.append(found.followed[view].at)
+    assert start < answered_at[0] < answered_at[3] < world.position.ordinal
+    found.settle()
+    found.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_view_that_is_ahead_is_answered_while_another_catches_up(seed: int) -> None:
+    """Each as of its own changes; neither waits for the other, and what was read ahead is kept."""
+    found = follower(seed, 12)
+    world = found.world
+    start = world.position.ordinal
+    for _ in range(35):
+        world.transact()
+    found.define("two", world.position.ordinal)
+    for _ in range(10):
+        world.transact()
+    found.define("chain", start)
+    while found.followed["chain"].at < start + 25:
+        found.credit(1)
+        found.ask("two")
+        found.ask("chain")
+        found.turn()
+        assert not found.asked
+        world.transact()
+    assert found.followed["two"].at > found.followed["chain"].at
+    found.settle()
+    found.close()
+
+
+def test_a_sign_of_life_comes_while_views_have_come_differently_far() -> None:
+    found = follower(2, 2)
+    world = found.world
+    start = world.position.ordinal
+    for _ in range(10):
+        world.transact()
+    found.define("two", world.position.ordinal)
+    found.credit(1000)
     found.turn()
-    assert found.answered == 1
-    assert found.runs > 4
-    assert found.session.credit < 0
+    reported = found.reported
+    found.define("chain", start)
+    found.turn()
+    assert found.followed["chain"].at < reported
+    assert found.signs_of_life > 0
+    assert found.reported == reported
+    found.settle()
     found.close()
 
 
@@ -181,26 +301,63 @@ def test_nobody_waits_for_the_source_while_there_is_more_to_report(monkeypatch: 
     found.close()
 
 
-def test_a_source_that_fails_between_runs_is_taken_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = follower(6, 2)
+def test_without_credit_the_source_is_looked_at_all_the_same() -> None:
+    """Some captures tell transactions apart only while someone watches; and who has looked can wait."""
+    found = follower(9, 2)
     world = found.world
     found.define("chain", world.position.ordinal)
+    found.turn()
+    for _ in range(3):
+        world.transact()
+        found.turn()
+        assert world.adapter._seen == world.position.ordinal
+    assert found.runs == 0
+    found.settle()
+    found.close()
+
+
+def test_signs_of_life_come_also_while_runs_hold_nothing_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local view catches up over transactions that do not concern it: then nothing else is said."""
+    monkeypatch.setattr(query_processor, "HEARTBEAT_SECONDS", 1.0)
+    world = World(random.Random(10), sql={**VIEWS, "quiet": "SELECT t.w FROM m.t t"})
+    start = world.position.ordinal
+    clock = itertools.count(100, 10)
+    found = Follower(world, 1, clock=lambda: next(clock))
+    for number in range(10):
+        with world.database.transaction() as transaction:
+            transaction.insert("r", [(number, number)])
+        world._note()
+    found.define("alone", world.position.ordinal)
+    found.credit(1000)
+    found.turn()
+    found.define("quiet", start)
+    monkeypatch.setattr(world.adapter, "wait", lambda _: None)
+    turns = 0
+    while found.session.behind or not turns:
+        told = found.signs_of_life + found.runs
+        found.turn()
+        turns += 1
+        assert found.signs_of_life + found.runs > told or found.session.is_level
+    assert turns > 5
+    found.close()
+
+
+@pytest.mark.parametrize("what", ["changes", "rows"])
+@pytest.mark.parametrize("calls", range(1, 9))
+def test_a_source_that_goes_away_while_it_is_read_is_taken_up_again(what: str, calls: int) -> None:
+    """Wherever that is: while one of several local views is computed, in a run, or in an answer."""
+    found = follower(6, 2)
+    world = found.world
+    for name in ("alone", "chain", "two"):
+        found.define(name, world.position.ordinal)
     for _ in range(20):
         world.transact()
     found.credit(1000)
-    found.turn()
-    found.turn()
-    before = found.followed["chain"].at
-    delta_is = found.processor._updates.delta_is
-
-    def fails(*_: object) -> object:
-        raise SourceUnavailableError("away for a test")
-
-    monkeypatch.setattr(found.processor._updates, "delta_is", fails)
-    with pytest.raises(SourceUnavailableError):
+    found.ask("chain")
+    found.ask("two")
+    world.adapter.weather.goes_away(what, calls)
+    while not found.failures:
         found.turn()
-    monkeypatch.setattr(found.processor._updates, "delta_is", delta_is)
-    assert found.followed["chain"].at == before
     found.settle()
     found.close()
 

@@ -21,9 +21,12 @@ from wrapper.tests.exchange import Mediator
 from wrapper.tests.sqlite_writer import SqliteWriter
 
 INT = pa.int64()
-SINGLE = LocalView(
-    "v.s", "s", (Occurrence("r1", "r1"),), (), (), (OutputColumn("w", ColumnRef("r1", "w"), INT),)
-)
+SINGLES = [
+    LocalView(
+        f"v.s.{name}", "s", (Occurrence(name, name),), (), (), (OutputColumn("x", ColumnRef(name, "x"), INT),)
+    )
+    for name in ("r1", "r2")
+]
 WHOLE = LocalView(
     "v.s/whole",
     "s",
@@ -39,24 +42,31 @@ def rows(columns: Sequence[str], *values: tuple[Sequence[int], int]) -> pa.Table
 
 
 @pytest.fixture
-def mediator(tmp_path: Path) -> Iterator[Mediator]:
-    with SqliteWriter(tmp_path / "s.db") as writer:
-        writer.commit(
+def writer(tmp_path: Path) -> Iterator[SqliteWriter]:
+    with SqliteWriter(tmp_path / "s.db") as made:
+        made.commit(
             "CREATE TABLE r1 (w INTEGER, x INTEGER)",
             "CREATE TABLE r2 (x INTEGER, y INTEGER)",
             "CREATE TABLE secret (x INTEGER)",
+            "CREATE TABLE other (x INTEGER)",
             "INSERT INTO r1 VALUES (1, 2), (4, 2)",
             "INSERT INTO r2 VALUES (2, 3), (2, 3), (2, -3)",
         )
-        config = SourceConfig("s", "sqlite", f"sqlite:///{tmp_path / 's.db'}", relations=("r1", "r2"))
-        server = WrapperServer(create(config), "127.0.0.1:0")
-        with Mediator(server.start(), "s") as made:
-            made.expect("attached")
-            _, position = made.load(SINGLE)
-            made.define(SINGLE, position)
+        yield made
+
+
+@pytest.fixture
+def mediator(tmp_path: Path, writer: SqliteWriter) -> Iterator[Mediator]:
+    config = SourceConfig("s", "sqlite", f"sqlite:///{tmp_path / 's.db'}", relations=("r1", "r2", "other"))
+    server = WrapperServer(create(config), "127.0.0.1:0")
+    with Mediator(server.start(), "s") as made:
+        made.expect("attached")
+        _, position = made.load(SINGLES[0])
+        for single in SINGLES:
+            made.define(single, position)
             made.expect("defined")
-            yield made
-        server.stop(0)
+        yield made
+    server.stop(0)
 
 
 def ask(
@@ -65,7 +75,7 @@ def ask(
     mediator.send(
         query=pb.MaintenanceQuery(
             query_id=7,
-            local_view=view.name,
+            local_view=SINGLES[0].name,
             definition=local_view_to_proto(view),
             terms=[
                 pb.Term(
@@ -135,3 +145,28 @@ def test_a_relation_that_is_not_shown_is_refused(mediator: Mediator) -> None:
     )
     ask(mediator, [(1, {"r1": rows(("x",), ((1,), 1))})], hidden)
     assert "does not show relation 'secret'" in mediator.expect("error").message
+
+
+def test_a_relation_that_is_not_reported_is_refused(mediator: Mediator) -> None:
+    """What it was at the position of the answer, nobody could tell."""
+    unknown = LocalView(
+        "v.s/whole",
+        "s",
+        (Occurrence("r1", "other"),),
+        (),
+        (),
+        (OutputColumn("x", ColumnRef("r1", "x"), INT),),
+    )
+    ask(mediator, [(1, {"r1": rows(("x",), ((1,), 1))})], unknown)
+    assert "read relation 'other', which is not reported" in mediator.expect("error").message
+
+
+def test_terms_are_about_what_was_reported(mediator: Mediator, writer: SqliteWriter) -> None:
+    u2 = rows(("w", "x"), ((4, 2), 1))
+    writer.commit("INSERT INTO r2 VALUES (2, 5)", "DELETE FROM r2 WHERE y = 3")
+    ask(mediator, [(1, {"r1": u2})])
+    assert answer(mediator) == {(4, 3): 2}, "there was no credit to report what happened since"
+    mediator.credit()
+    mediator.expect("update")
+    ask(mediator, [(1, {"r1": u2})])
+    assert answer(mediator) == {(4, 5): 1}

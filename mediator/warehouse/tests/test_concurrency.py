@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from mediator.warehouse import Warehouse
+from mediator.warehouse.lock import WriterLock
 from mediator.warehouse.tests.builders import SCHEMA, at, bag, change, counted, row
 
 
@@ -116,3 +118,12 @@ def test_another_program_may_optimize_the_tables(warehouse: Warehouse) -> None:
     warehouse.maintain()
     assert len(at(warehouse, "v")) == 20
     assert len(at(warehouse, "v", 10)) == 10
+
+
+def test_a_lock_is_given_up_also_if_a_process_is_started_meanwhile(tmp_path: Path) -> None:
+    """Until it runs its own program, a new process has a copy of every open file."""
+    lock = WriterLock(tmp_path / ".lock")
+    copy = os.dup(lock._descriptor)
+    lock.release()
+    WriterLock(tmp_path / ".lock").release()
+    os.close(copy)

@@ -95,6 +95,8 @@ def test_records_keep_their_vectors(warehouse: Warehouse) -> None:
     assert first.observed_at == row(1).observed_at
     assert first.committed_at <= newest.committed_at
     assert [record.version for record in warehouse.history("v", 2)] == [2, 1]
+    assert [record.version for record in warehouse.history("v", 1, before=2)] == [1]
+    assert warehouse.history("v", before=0) == []
     assert warehouse.view("v").spec == {"sql": "SELECT 1", "max_batch": 3}
     with pytest.raises(NotFoundError, match=r"view 'v' has no version 3; it has the versions 0 to 2"):
         warehouse.version_record("v", 3)

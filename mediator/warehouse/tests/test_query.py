@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from algebra.errors import DataError, LockstepError, NotFoundError, RefusedError, ViewDefinitionError
+from algebra.errors import (
+    DataError,
+    LimitExceededError,
+    LockstepError,
+    NotFoundError,
+    RefusedError,
+    SourceUnavailableError,
+    ViewDefinitionError,
+)
 from mediator.warehouse import Warehouse
+from mediator.warehouse.client_query import ClientQueries, QueryLimits, Question
+from mediator.warehouse.query import views_in
 from mediator.warehouse.tests.builders import SCHEMA, change, counted, row
 
 
@@ -87,6 +102,8 @@ def test_unknown_tables_are_named(shop: Warehouse) -> None:
         "SELECT * FROM glob('/*')",
         "SELECT getenv('HOME')",
         "SELECT current_setting('temp_directory')",
+        "SELECT json_serialize_plan('SELECT current_setting(''allowed_paths'')', optimize := true)",
+        "SELECT json_serialize_sql('SELECT 1')",
         "SELECT * FROM query('SELECT 1')",
         "SELECT * FROM query_table('orders')",
         "SELECT * FROM duckdb_settings()",
@@ -152,3 +169,197 @@ def test_the_second_fence_holds_without_the_first(shop: Warehouse, tmp_path: Pat
     ):
         with pytest.raises(duckdb.Error):
             cursor.execute(sql)
+
+
+def test_names_are_looked_up_among_the_views_that_are_given(shop: Warehouse) -> None:
+    """A view that is made between the question who may read what and the query is not in it."""
+    shop.create_view("ORDERS", {}, SCHEMA, counted({(9, "secret"): 1}), row(0))
+    found = shop.query("SELECT count(*) AS n FROM ORDERS a JOIN Orders b USING (id)", known=["orders"])
+    assert (found[0].read_all()["n"].to_pylist(), found[1]) == ([3], {"orders": 1})
+    with pytest.raises(NotFoundError, match="there is no view 'orders'; there are no views yet"):
+        shop.query("SELECT * FROM orders", known=[])
+
+
+FOREIGN = '"{root}/views/*.parquet"'
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM (WITH {x} AS (SELECT 1) SELECT 1 AS one) s, {x}",
+        "SELECT * FROM {x}, (WITH {x} AS (SELECT 1) SELECT 1 AS one) s",
+        "SELECT * FROM (WITH {x} AS (SELECT 1 AS a) FROM {x}) s, LATERAL (SELECT * FROM {x})",
+        "SELECT EXISTS (WITH {x} AS (SELECT 1) FROM {x}), (SELECT count(*) FROM {x})",
+        "SELECT 1 IN (WITH {x} AS (SELECT 1) FROM {x}) AND 1 IN (SELECT 1 FROM {x})",
+        "(WITH {x} AS (SELECT 1 AS a) SELECT a FROM {x}) UNION ALL SELECT 1 FROM {x}",
+        "SELECT 1 FROM {x} UNION ALL (WITH {x} AS (SELECT 1 AS a) SELECT a FROM {x})",
+        "WITH {x} AS (SELECT * FROM {x}) SELECT * FROM {x}",
+        "WITH RECURSIVE {x} AS (SELECT * FROM {x}) SELECT * FROM {x}",
+        "WITH first AS (SELECT * FROM {x}), {x} AS (SELECT 1) SELECT * FROM first",
+        "WITH outermost AS (WITH {x} AS (SELECT 1) FROM {x}) SELECT * FROM outermost, {x}",
+        "WITH a AS (WITH {x} AS (SELECT 1) FROM {x}), b AS (FROM {x}) SELECT * FROM a, b",
+        "SELECT * FROM orders o WHERE EXISTS (SELECT 1 FROM {x} WHERE o.id = 1)",
+        "SELECT 1 ORDER BY (WITH {x} AS (SELECT 1) FROM {x}), (SELECT 1 FROM {x})",
+        "SELECT * FROM range((SELECT 1 FROM {x}))",
+        "FROM {x} SELECT (WITH {x} AS (SELECT 1) FROM {x})",
+        "TABLE {x}",
+        "FROM {x}",
+        "DESCRIBE {x}",
+        "SUMMARIZE {x}",
+        "SELECT * FROM (DESCRIBE {x})",
+        "SELECT * FROM (SUMMARIZE {x})",
+        "PIVOT {x} ON a USING count(*)",
+        "SELECT * FROM (PIVOT {x} ON a IN (1, 2) USING count(*))",
+    ],
+)
+def test_a_cte_is_none_outside_of_its_scope(shop: Warehouse, sql: str) -> None:
+    """DuckDB would take the name as one of files: the definitions of views, or the rows of others."""
+    with pytest.raises((RefusedError, NotFoundError, ViewDefinitionError)):
+        shop.query(sql.format(x=FOREIGN.format(root=shop.root)))[0].read_all()
+
+
+def test_ctes_are_found_where_they_hold(shop: Warehouse) -> None:
+    count = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 4) SELECT sum(i) FROM n"
+    assert rows(shop, count) == [(10,)]
+    shadow = "WITH orders AS (SELECT id FROM orders WHERE id = 3) SELECT * FROM Orders"
+    assert rows(shop, shadow) == [(3,)]
+    assert views_in("WITH orders AS (SELECT 1 AS id) SELECT * FROM orders", ["orders"]) == {}
+    nested = """
+        WITH a AS (SELECT 1 AS x), b AS (WITH c AS (FROM a) FROM c)
+        SELECT * FROM (FROM b), LATERAL (SELECT x + 1 AS y FROM a)
+    """
+    assert rows(shop, nested) == [(1, 2)]
+    both = "WITH a AS (SELECT 7 AS x) (SELECT x FROM a) UNION ALL (FROM a) ORDER BY (SELECT max(x) FROM a)"
+    assert rows(shop, both) == [(7,), (7,)]
+
+
+_NAMES = st.sampled_from(["r", "a", "b", "A", '"a"', '"/x/*.parquet"', "'f.csv'", "R"])
+
+
+def _queries(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    shape: Callable[..., st.SearchStrategy[str]] = st.builds
+    return st.one_of(
+        shape("SELECT 1 AS c FROM {}".format, _NAMES),
+        shape("FROM {}".format, _NAMES),
+        shape("SELECT 1 AS c FROM ({}) s, {}".format, inner, _NAMES),
+        shape("SELECT 1 AS c FROM {} t, LATERAL ({}) s".format, _NAMES, inner),
+        shape("WITH {} AS ({}) {}".format, _NAMES, inner, inner),
+        shape("WITH RECURSIVE {} AS ({}) {}".format, _NAMES, inner, inner),
+        shape("WITH {} AS ({}), {} AS ({}) {}".format, _NAMES, inner, _NAMES, inner, inner),
+        shape("WITH RECURSIVE {} AS (({}) UNION ALL ({})) {}".format, _NAMES, inner, inner, inner),
+        shape("({}) UNION ALL ({})".format, inner, inner),
+        shape("SELECT EXISTS ({}) AS c, 1 IN ({}), (SELECT count(*) FROM {})".format, inner, inner, _NAMES),
+        shape(
+            "SELECT 1 AS c FROM {} WHERE EXISTS ({}) ORDER BY (SELECT 1 FROM {})".format,
+            _NAMES,
+            inner,
+            _NAMES,
+        ),
+    )
+
+
+@given(st.recursive(st.builds("SELECT 1 AS c FROM {}".format, _NAMES), _queries, max_leaves=8))
+def test_what_is_accepted_names_only_views_for_duckdb_too(sql: str) -> None:
+    """DuckDB's own resolving is the judge: what it takes as a table, and no CTE, is a view that we found."""
+    try:
+        used = views_in(sql, ["r"])
+    except LockstepError:
+        return
+    with duckdb.connect() as judge:
+        try:
+            tables = judge.get_table_names(sql)
+        except duckdb.Error:
+            return  # it cannot be run either
+    assert {name.casefold() for name in tables} <= set(used), sql
+
+
+def test_a_query_can_open_the_files_of_its_views_only(shop: Warehouse) -> None:
+    shop.create_view("other", {}, SCHEMA, counted({(9, "secret"): 1}), row(0))
+    own, foreign = (shop.snapshot(name).files for name in ("orders", "other"))
+    queries = ClientQueries(QueryLimits())
+    for pattern in (*foreign, f"{shop.root}/views/*.parquet", f"{shop.root}/**/*.parquet", "/etc/x.csv"):
+        for sql in (f"SELECT * FROM '{pattern}'", f"SELECT * FROM read_text('{pattern}')"):
+            with pytest.raises(RefusedError, match="Permission Error"):
+                queries.run(Question(sql, {}, own))
+    for setting in ("enable_external_access = true", "allowed_paths = ['/']", "memory_limit = '1TB'"):
+        with pytest.raises(LockstepError, match=r"configuration has been locked|Cannot change"):
+            queries.run(Question(f"SET {setting}", {}, own))
+    queries.close()
+
+
+ENDLESS = "SELECT sum(a.range * b.range) FROM range(1000000000) a, range(1000000) b"
+ENDLESS_ROWS = "SELECT a.range FROM range(1000000000) a, range(1000000) b"
+
+
+def limited(root: Path, **limits: object) -> Warehouse:
+    return Warehouse(root, durable=False, query_limits=QueryLimits(**limits))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sql", [ENDLESS, ENDLESS_ROWS])
+def test_a_query_ends_when_its_time_is_over(tmp_path: Path, sql: str) -> None:
+    with limited(tmp_path, seconds=0.5) as warehouse:
+        began = time.monotonic()
+        with pytest.raises(LimitExceededError, match=r"more than 0.5 s \(query_seconds\)"):
+            for _ in warehouse.query(sql)[0]:
+                pass
+        assert time.monotonic() - began < 5
+        assert not len(warehouse._queries)
+
+
+def test_a_query_ends_when_its_caller_leaves(shop: Warehouse) -> None:
+    def leave_soon(end: Callable[[], None]) -> bool:
+        threading.Timer(0.3, end).start()
+        return True
+
+    for sql in (ENDLESS, ENDLESS_ROWS):
+        with pytest.raises(SourceUnavailableError, match="ended by its caller"):
+            for _ in shop.query(sql, stop_by=leave_soon)[0]:
+                pass
+    with pytest.raises(SourceUnavailableError, match="ended by its caller"):
+        shop.query(ENDLESS, stop_by=lambda end: False)
+
+
+def test_closing_ends_queries_and_releases_the_lock(tmp_path: Path) -> None:
+    warehouse = limited(tmp_path)
+    closing = threading.Timer(0.3, warehouse.close)
+    closing.start()
+    with pytest.raises(SourceUnavailableError, match="the mediator stops"):
+        warehouse.query(ENDLESS)
+    closing.join()
+    with limited(tmp_path):
+        pass
+
+
+def test_the_lock_is_released_even_if_closing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warehouse = limited(tmp_path)
+
+    def broken() -> None:
+        raise OSError("broken")
+
+    monkeypatch.setattr(warehouse._store.duck, "close", broken)
+    with pytest.raises(OSError, match="broken"):
+        warehouse.close()
+    with limited(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        "SELECT list(range) AS all_of_them FROM range(50000000)",
+        "SELECT range, hash(range) FROM range(20000000) ORDER BY hash(range)",
+    ],
+    ids=["kept", "sorted"],
+)
+def test_a_query_is_bounded_in_memory_and_disk(tmp_path: Path, large: str) -> None:
+    with limited(tmp_path, memory="64MiB", disk="16MiB") as warehouse:
+        with pytest.raises(LimitExceededError, match=r"64MiB of memory .* 16MiB of disk"):
+            warehouse.query(large)[0].read_all()
+        assert rows(warehouse, "SELECT 1") == [(1,)]
+
+
+def test_a_query_that_nobody_reads_leaves_nothing(shop: Warehouse) -> None:
+    reader, _ = shop.query("SELECT * FROM orders")
+    assert len(shop._queries) == 1
+    del reader
+    assert not len(shop._queries)

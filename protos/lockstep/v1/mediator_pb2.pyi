@@ -720,6 +720,8 @@ class Limits(_message.Message):
     MAX_BATCH_FIELD_NUMBER: _builtins.int
     EMBEDDED_MEMORY_FIELD_NUMBER: _builtins.int
     KEEPALIVE_SECONDS_FIELD_NUMBER: _builtins.int
+    ASSEMBLED_ROWS_FIELD_NUMBER: _builtins.int
+    EXTENT_ROWS_FIELD_NUMBER: _builtins.int
     umq_rows: _builtins.int
     """Rows of updates that may wait in memory; a view that cannot go on and holds
     more than a quarter is parked.
@@ -732,6 +734,12 @@ class Limits(_message.Message):
     """Seconds of silence after which a connection is probed; it is given up after as
     many again.
     """
+    assembled_rows: _builtins.int
+    """Rows by which one source may overdraw its credit, because a transaction is never
+    split, and that its answers may have which have not ended.
+    """
+    extent_rows: _builtins.int
+    """Rows that one source may send for one load."""
     def __init__(
         self,
         *,
@@ -739,10 +747,12 @@ class Limits(_message.Message):
         max_batch: _builtins.int = ...,
         embedded_memory: _builtins.str = ...,
         keepalive_seconds: _builtins.float = ...,
+        assembled_rows: _builtins.int = ...,
+        extent_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedded_memory", b"embedded_memory", "keepalive_seconds", b"keepalive_seconds", "max_batch", b"max_batch", "umq_rows", b"umq_rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assembled_rows", b"assembled_rows", "embedded_memory", b"embedded_memory", "extent_rows", b"extent_rows", "keepalive_seconds", b"keepalive_seconds", "max_batch", b"max_batch", "umq_rows", b"umq_rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1043,21 +1053,27 @@ class GetHistoryRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     limit: _builtins.int
-    """How many versions at most; 0 means all."""
+    """How many versions at most; 0 means as many as one response holds, which is 10,000."""
+    before: _builtins.int
+    """Only versions before this one: the last one of the response before, to go on; absent means the newest first."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         limit: _builtins.int = ...,
+        before: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "before", b"before"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_before", b"_before", "before", b"before", "limit", b"limit", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__before: _TypeAlias = _typing.Literal["before"]  # noqa: Y015
+    _WhichOneofArgType__before: _TypeAlias = _typing.Literal["_before", b"_before"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__before) -> _WhichOneofReturnType__before | None: ...
 
 Global___GetHistoryRequest: _TypeAlias = GetHistoryRequest  # noqa: Y015
 

@@ -309,7 +309,9 @@ class MaintenanceQuery(_message.Message):
     query_id: _builtins.int
     """Chosen by the mediator, unique on this Exchange."""
     local_view: _builtins.str
-    """The local view's name."""
+    """The local view's name; it was defined on this Exchange. The answer is about the
+    source as of what was reported to it.
+    """
     arrow: _builtins.bytes
     """Distinct, NULL-free values of those columns."""
     @_builtins.property
@@ -322,8 +324,9 @@ class MaintenanceQuery(_message.Message):
 
     @_builtins.property
     def definition(self) -> _types_pb2.LocalView:
-        """The local view that terms are about. It is not reported, and must show nothing
-        that could not be defined. Set if and only if there are terms.
+        """The local view that terms are about. It is not reported, but each of its relations
+        is, and it must show nothing that could not be defined. Set if and only if there
+        are terms.
         """
 
     def __init__(
@@ -431,8 +434,8 @@ class Credit(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     """Rows that may be sent in addition to what was granted before; a transaction
-    counts as one row more. An update is sent whole as soon as any credit is left,
-    and changes that a query's answer shows are sent without credit.
+    counts as one row more, and large rows as several. An update is sent whole as soon
+    as any credit is left. Queries are answered without credit.
     """
     def __init__(
         self,
@@ -688,15 +691,22 @@ class QueryResult(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     ARROW_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
     query_id: _builtins.int
     """Whose answer this is."""
     arrow: _builtins.bytes
     """Rows: the local view's columns (a bag), and `_count` if the query had terms."""
     last: _builtins.bool
     """No chunk follows."""
+    chunk: _builtins.int
+    """Counted from 0. A chunk 0 begins the answer anew: what came of it before is void,
+    because the source went away in the middle of it.
+    """
     @_builtins.property
     def position(self) -> _types_pb2.Position:
-        """The snapshot's position; the same on every chunk of one answer."""
+        """Of which state of the source this is: of all that was reported to the local view.
+        The same on every chunk of one answer.
+        """
 
     def __init__(
         self,
@@ -705,10 +715,11 @@ class QueryResult(_message.Message):
         position: _types_pb2.Position | None = ...,
         arrow: _builtins.bytes = ...,
         last: _builtins.bool = ...,
+        chunk: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "last", b"last", "position", b"position", "query_id", b"query_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "chunk", b"chunk", "last", b"last", "position", b"position", "query_id", b"query_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -724,7 +735,9 @@ class Progress(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def position(self) -> _types_pb2.Position:
-        """Every transaction up to here has been reported."""
+        """Every transaction up to here has been reported. Absent while the local views have
+        come differently far: then this is a sign of life.
+        """
 
     @_builtins.property
     def memory(self) -> _types_pb2.WrapperMemory:

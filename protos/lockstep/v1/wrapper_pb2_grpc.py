@@ -30,9 +30,9 @@ class WrapperServiceStub:
 
     Ordering is the protocol. gRPC orders the messages of one RPC, not those of
     several, so everything that must be ordered travels on one Exchange per
-    mediator and source: a query result at position p comes after every update
-    with a position <= p and before every update with a position > p. Both ends
-    check it.
+    mediator and source: a query result of a local view at position p comes after
+    every update of that local view with a position <= p and before every one with
+    a position > p. Both ends check it.
 
     Errors carry google.rpc.ErrorInfo with domain "lockstep" and one of the
     reasons listed in docs/protocol.md.
@@ -66,9 +66,9 @@ class WrapperServiceServicer:
 
     Ordering is the protocol. gRPC orders the messages of one RPC, not those of
     several, so everything that must be ordered travels on one Exchange per
-    mediator and source: a query result at position p comes after every update
-    with a position <= p and before every update with a position > p. Both ends
-    check it.
+    mediator and source: a query result of a local view at position p comes after
+    every update of that local view with a position <= p and before every one with
+    a position > p. Both ends check it.
 
     Errors carry google.rpc.ErrorInfo with domain "lockstep" and one of the
     reasons listed in docs/protocol.md.
@@ -139,9 +139,9 @@ class WrapperService:
 
     Ordering is the protocol. gRPC orders the messages of one RPC, not those of
     several, so everything that must be ordered travels on one Exchange per
-    mediator and source: a query result at position p comes after every update
-    with a position <= p and before every update with a position > p. Both ends
-    check it.
+    mediator and source: a query result of a local view at position p comes after
+    every update of that local view with a position <= p and before every one with
+    a position > p. Both ends check it.
 
     Errors carry google.rpc.ErrorInfo with domain "lockstep" and one of the
     reasons listed in docs/protocol.md.

@@ -23,7 +23,9 @@ def test_the_file_holds_no_token(file: TokenFile) -> None:
     token = file.create("ann", ["read"])
     text = file.path.read_text()
     assert token not in text
-    assert token.rpartition("_")[2] not in text
+    _, _, secret = token.split("_", 2)
+    assert len(secret) > 20
+    assert secret not in text
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
     assert TokenStore(file.path).authenticate(token).name == "ann"
 
@@ -107,3 +109,33 @@ def test_names_and_scopes_are_checked(file: TokenFile) -> None:
         file.create("a\nb", ["read"])
     assert [entry.name for entry in file.entries()] == ["ann"]
     assert json.loads(file.path.read_text())["tokens"][0]["scopes"] == ["read:v", "attach:s"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"salt": "A"}, "its salt or hash is damaged"),
+        ({"salt": ""}, "its salt or hash is damaged"),
+        ({"salt": "not base64, but long enough"}, "its salt or hash is damaged"),
+        ({"hash": "AAAA"}, "its salt or hash is damaged"),
+        ({"scopes": "read"}, "`scopes` is not a list of texts"),
+        ({"scopes": [1]}, "`scopes` is not a list of texts"),
+        ({"scopes": []}, "give at least one scope"),
+        ({"scopes": ["root:all"]}, "'root:all' is no scope"),
+        ({"scopes": ["read", "manage:x"]}, "'manage:x' is no scope"),
+    ],
+)
+def test_what_a_file_says_of_a_token_is_checked_when_it_is_read(
+    file: TokenFile, change: dict[str, object], problem: str
+) -> None:
+    token = file.create("ann", ["read"])
+    store = TokenStore(file.path)
+    document = json.loads(file.path.read_text())
+    document["tokens"][0].update(change)
+    file.path.write_text(json.dumps(document))
+    with pytest.raises(ConfigurationError) as refused:
+        TokenStore(file.path)
+    assert str(refused.value).startswith(f"{file.path}: token 'ann': {problem}")
+    assert len(str(refused.value).splitlines()) == 1
+    with pytest.raises(UnauthenticatedError):
+        store.authenticate(token)

@@ -1,0 +1,111 @@
+"""Spark's session: secrets are seen by nobody but Spark, and its files by nobody but its user."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algebra.errors import ConfigurationError
+from mediator.engines.spark import spark_session
+
+CANARY = "spark-canary-5391"
+
+# A process of its own, for one has at most one session. What is looked for comes by the environment.
+SCRIPT = """
+import json, os, stat, sys
+from pathlib import Path
+from algebra.errors import ConfigurationError
+from mediator.engines.spark import spark_session
+
+os.umask(0)
+canary = os.environ["CANARY"].encode()
+place = Path(os.environ["TMPDIR"])
+
+def processes(what):
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if what in (process / "cmdline").read_bytes():
+                found.append(process.name)
+        except OSError:
+            pass
+    return found
+
+def open_to_others(folder):
+    found = []
+    for path in folder.iterdir():
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            found += open_to_others(path) if path.is_dir() else [path.name]
+    return found
+
+session = spark_session(
+    "local[1]",
+    {"spark.local.dir": str(place), "spark.sql.session.timeZone": "UTC"},
+    {
+        "spark.hadoop.fs.s3a.secret.key": canary.decode(),
+        "spark.sql.catalog.elsewhere.token": canary.decode(),
+    },
+)
+session.range(1000, numPartitions=4).repartition(3).collect()
+hadoop = session._jsparkSession.sessionState().newHadoopConf()
+told = {
+    "hadoop": hadoop.get("fs.s3a.secret.key"),
+    "sql": session.conf.get("spark.sql.catalog.elsewhere.token"),
+    "plain on command lines": bool(processes(b"spark.sql.session.timeZone=UTC")),
+    "secret on command lines": processes(canary),
+    "shuffled": len(list(place.rglob("shuffle_*"))),
+    "open": open_to_others(place),
+    "secret in files": [str(p) for p in place.rglob("*") if p.is_file() and canary in p.read_bytes()],
+}
+session.stop()
+try:
+    spark_session("local[1]", {}, {"spark.sql.warehouse.dir": canary.decode()})
+    refused = ""
+except ConfigurationError as error:
+    refused = str(error)
+print(json.dumps({**told, "refused": refused}))
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_secrets_are_on_no_command_line_and_in_effect_and_files_are_private(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    environment = {**os.environ, "CANARY": CANARY, "TMPDIR": str(tmp_path), "JDK_JAVA_OPTIONS": ""}
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    told: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    assert "spark.sql.warehouse.dir cannot be set by reference" in told.pop("refused")
+    assert told.pop("shuffled") > 0
+    assert told == {
+        "hadoop": CANARY,
+        "sql": CANARY,
+        "plain on command lines": True,
+        "secret on command lines": [],
+        "open": [],
+        "secret in files": [],
+    }
+    assert not list(tmp_path.glob("lockstep-spark-*")), "Spark's files stay behind"
+
+
+@pytest.mark.parametrize("key", ["spark.ssl.keyPassword", "spark.authenticate.secret", "spark.driver.memory"])
+def test_a_secret_that_spark_reads_at_its_start_is_refused(key: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        spark_session("local[1]", {}, {key: CANARY})
+    assert str(refused.value).startswith(f"spark_conf: {key} cannot be set by reference")
+    assert "spark-defaults.conf" in str(refused.value)
+    assert CANARY not in str(refused.value)

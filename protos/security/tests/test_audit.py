@@ -1,0 +1,58 @@
+"""Audit records are JSON whatever a caller sends, and hold no secret."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from algebra.redaction import remember
+from protos.security.audit import AuditLog
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a?token=x", "a?token=x'", 'a?token="x"', "a&password=", "?secret=\\", "x://u:p@", "ü?token=\n\x00é"],
+)
+def test_a_record_is_one_line_of_json_whatever_is_asked_for(tmp_path: Path, name: str) -> None:
+    audit = AuditLog(tmp_path / "audit.jsonl", "mediator")
+    audit.record(
+        None, f"ipv4:{name}", "drop", name, "UNAUTHENTICATED", f"there is no view {name!r}; try another"
+    )
+    (line,) = (tmp_path / "audit.jsonl").read_text().splitlines()
+    entry = json.loads(line)
+    assert (entry["action"], entry["outcome"]) == ("drop", "UNAUTHENTICATED")
+    assert entry["detail"].endswith("try another")
+
+
+def test_a_secret_is_hidden_also_where_a_field_is_cut(tmp_path: Path) -> None:
+    remember('audit-"canary"')
+    audit = AuditLog(tmp_path / "audit.jsonl", "mediator")
+    audit.record(
+        None, "", "drop", "x" * 495 + 'audit-"canary"', "ok", 'saw audit-"canary" and a?token=abcdef'
+    )
+    entry = json.loads((tmp_path / "audit.jsonl").read_text())
+    assert entry["target"] == "x" * 495 + "***"
+    assert entry["detail"] == "saw *** and a?token=***"
+
+
+def test_a_file_that_is_moved_away_is_begun_anew(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    audit = AuditLog(file, "mediator")
+    audit.record(None, "", "drop", "one", "ok")
+    file.rename(tmp_path / "old.jsonl")
+    audit.record(None, "", "drop", "two", "ok")
+    targets = [json.loads(path.read_text())["target"] for path in (tmp_path / "old.jsonl", file)]
+    assert targets == ["one", "two"]
+
+
+def test_a_record_that_cannot_be_written_is_logged_as_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "audit"
+    audit = AuditLog(folder / "audit.jsonl", "mediator")
+    folder.rename(tmp_path / "elsewhere")
+    audit.record(None, "", "drop", "orders", "ok")
+    assert "the audit record is lost" in caplog.text
+    assert "orders" in caplog.text
