@@ -88,7 +88,7 @@ def wrapper_server(configuration: Configuration, name: str, listen: str | None) 
     server: Server = WrapperServer(
         adapter(configuration, name),
         where or "127.0.0.1:0",
-        _security(source, WRAPPER_REQUEST_BYTES),
+        security(source, WRAPPER_REQUEST_BYTES),
         _policies(source),
         source.metrics,
         WrapperLimits(source.max_run_rows, source.embedded_memory),
@@ -96,7 +96,7 @@ def wrapper_server(configuration: Configuration, name: str, listen: str | None) 
     return server
 
 
-def _security(section: ServerSection, max_request_bytes: int) -> ServerSecurity:
+def security(section: ServerSection, max_request_bytes: int = REQUEST_BYTES) -> ServerSecurity:
     """How a server is protected, as its section says."""
     tls = section.tls
     return ServerSecurity(
@@ -171,13 +171,27 @@ def mediator_server(
         },
         max_batch=section.max_batch,
         spark_master=section.spark_master,
-        spark_conf=section.spark_conf,
+        spark_conf={
+            name: value
+            for name, value in section.spark_conf.items()
+            if name not in configuration.spark_secrets
+        },
+        spark_secrets={
+            name: value for name, value in section.spark_conf.items() if name in configuration.spark_secrets
+        },
         embedded_memory=section.embedded_memory,
         umq_rows=section.umq_rows,
-        security=_security(section, REQUEST_BYTES),
+        assembled_rows=section.assembled_rows,
+        extent_rows=section.extent_rows,
+        security=security(section),
         metrics=section.metrics,
         connections={name: connection(source.connect) for name, source in configuration.sources.items()},
         keepalive_seconds=section.keepalive_seconds,
+        late_seconds=section.late_seconds,
+        query_seconds=section.query_seconds,
+        query_memory=section.query_memory,
+        query_disk=section.query_disk,
+        query_processes=section.query_processes,
         on_lost_history=section.on_lost_history.value,
         views=[view_spec(name, view) for name, view in configuration.views.items()],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from algebra.errors import LockstepError
+from cli.logs import LogFormat
 
 _READY = re.compile(r"^lockstep .*listening on (\S+)$")
 _GRACE = 20.0
@@ -134,8 +136,21 @@ class Family:
         self.children.clear()
 
 
-def relay() -> OnLine:
-    """Prints children's lines on stderr, each with the child's name in front."""
+def relay(form: LogFormat) -> OnLine:
+    """Prints children's lines on stderr, each with the child's name in front, or in it if they are JSON."""
+    return _relay_json if form is LogFormat.JSON else _relay_text()
+
+
+def _relay_json(name: str, line: str) -> None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    record = found if isinstance(found, dict) else {"message": line}
+    sys.stderr.write(json.dumps({"process": name, **record}) + "\n")
+
+
+def _relay_text() -> OnLine:
     from rich.text import Text
 
     from cli.output import error_console

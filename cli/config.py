@@ -51,6 +51,8 @@ class Configuration:
     mediator: MediatorSection
     sources: Mapping[str, SourceSection]
     views: Mapping[str, ViewSection]
+    spark_secrets: frozenset[str] = frozenset()
+    """The names in `mediator.spark_conf` whose values came by reference."""
 
     @property
     def served(self) -> dict[str, SourceSection]:
@@ -118,7 +120,8 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Configurat
         connect = source.connect.model_copy(update=_files(source.connect, folder, "ca", "certificate", "key"))
         url = None if source.url is None else references.beside(source.url, folder)
         sources[name] = _paths_beside(source, folder).model_copy(update={"url": url, "connect": connect})
-    return Configuration(path, mediator, sources, document.views)
+    spark_secrets = secrecy.referring(values, "mediator", "spark_conf")
+    return Configuration(path, mediator, sources, document.views, spark_secrets)
 
 
 def _paths_beside(section: _Server, folder: Path) -> _Server:

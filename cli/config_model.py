@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from cli.options import Consistency
 
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_SIZE = re.compile(r"^\d+(\.\d+)? ?([kmgt]i?)?b$", re.IGNORECASE)
 _HOST_PORT = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5})$")
 
 
@@ -45,6 +46,12 @@ def _name(value: str) -> str:
     return value
 
 
+def _size(value: str) -> str:
+    if not _SIZE.match(value):
+        raise ValueError("expected a size with its unit, for example 512MiB")
+    return value
+
+
 def _spark_text(value: Any) -> Any:
     """Spark settings are text; YAML's numbers and booleans are written as Spark spells them."""
     if isinstance(value, bool):
@@ -54,6 +61,7 @@ def _spark_text(value: Any) -> Any:
 
 Address = Annotated[str, AfterValidator(host_port)]
 Name = Annotated[str, AfterValidator(_name)]
+Size = Annotated[str, AfterValidator(_size)]
 SparkText = Annotated[str, BeforeValidator(_spark_text)]
 
 
@@ -162,14 +170,29 @@ class MediatorSection(ServerSection):
     """Spark's master URL; for the engines that use Spark."""
     spark_conf: dict[str, SparkText] = Field(default_factory=dict)
     """Further Spark settings by their Spark names."""
-    embedded_memory: str = "768MiB"
+    embedded_memory: Size = "768MiB"
     """Memory of the embedded engine's buffers, with unit; larger joins go to disk."""
     umq_rows: Annotated[int, Field(ge=1)] = 2_000_000
     """Rows of updates that may wait in memory, over all views, before wrappers are asked to pause; a
     transaction counts as one row more. A view that cannot go on is parked when it holds a quarter of it."""
+    assembled_rows: Annotated[int, Field(ge=1_000_000)] = 10_000_000
+    """Rows by which one source may overdraw its share of `umq_rows`, because a transaction is never split,
+    and that its answers may have which have not ended; counted alike. A source that sends more is refused."""
+    extent_rows: Annotated[int, Field(ge=1_000_000)] = 1_000_000_000
+    """Rows that one source may send when a view is made, verified or refreshed; counted alike, and each
+    message as 16,384 at least. A source that sends more is refused."""
     keepalive_seconds: Annotated[float, Field(ge=0)] = 5.0
+    late_seconds: Annotated[float, Field(gt=0)] = 10.0
     """Seconds that a connection to a wrapper may be silent before it is probed; it is given up after as many
     again. 0 never probes."""
+    query_seconds: Annotated[float, Field(ge=0)] = 300.0
+    """Seconds that a client's query may take until its last row has been read. 0: any time."""
+    query_memory: Size = "1GiB"
+    """Memory that each query of a client may take, with unit; what is larger goes to disk."""
+    query_disk: Size = "4GiB"
+    """Disk that each query of a client may take for what does not fit into its memory, with unit."""
+    query_processes: Annotated[int, Field(ge=2)] = 16
+    """Queries of clients that run at once, each in a process of its own; half of them for one caller."""
     on_lost_history: OnLostHistory = OnLostHistory.PAUSE
     """What happens to a view whose source has lost the history that it needs."""
 
@@ -193,7 +216,7 @@ class SourceSection(ServerSection):
     """The adapter's own settings."""
     max_run_rows: Annotated[int, Field(ge=1)] = 200_000
     """Rows of changes that the wrapper takes at once; a single transaction may have more."""
-    embedded_memory: str = "512MiB"
+    embedded_memory: Size = "512MiB"
     """Memory of the wrapper's engine's buffers, with unit; larger joins go to disk."""
     mediators: dict[str, MediatorPolicySection] | None = None
     """What each mediator may see, by the name of its token or certificate, `*` for all others; absent

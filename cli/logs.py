@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 import traceback
@@ -31,6 +32,9 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
 class _OneLine(logging.Formatter):
     """UTC time, level, logger, message; a trace appears only if debugging was asked for."""
 
@@ -46,6 +50,12 @@ class _OneLine(logging.Formatter):
             record = _without_trace(record)
         text = redacted(super().format(record))
         return text if self._traces else " ".join(text.splitlines())
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        # A message may repeat what a client sent; without line breaks it cannot pass for other records.
+        message = redacted(record.message)
+        record.message = _visible(message if self._traces else " ".join(message.splitlines()))
+        return super().formatMessage(record)
 
 
 class _Json(logging.Formatter):
@@ -76,6 +86,11 @@ class _Json(logging.Formatter):
         if trace:
             entry["trace"] = trace
         return json.dumps({key: _clean(value) for key, value in entry.items()}, ensure_ascii=False)
+
+
+def _visible(text: str) -> str:
+    """The text with line breaks and control characters written as escapes."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _clean(value: object) -> object:
@@ -115,6 +130,8 @@ def configure(level: LogLevel, *, debug: bool, form: LogFormat = LogFormat.TEXT)
     # They narrate every socket and every Java call.
     for chatty in ("py4j", "grpc", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # Its warnings repeat SQL text that a client sent; what it cannot parse is an error of ours anyway.
+    logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
 
 def redacted_trace(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

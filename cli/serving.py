@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
+import sys
 import threading
+import time
 from types import FrameType
 
 from algebra.errors import LockstepError
 from cli.build import Server
 
+log = logging.getLogger(__name__)
+
 GRACE = 3.0
 """Seconds that calls in progress get to finish."""
+
+LEAVE = 5.0
+"""Seconds after which a process that was stopped ends in any case."""
 
 
 def stop_signals() -> threading.Event:
@@ -49,11 +57,21 @@ def serve(server: Server, title: str, *, supervised: bool) -> None:
     stop.wait()
     by_itself = ended.is_set()
     server.stop(GRACE)
+    threading.Thread(target=_leave, args=(int(by_itself),), name="leave", daemon=True).start()
     if by_itself:
         raise LockstepError(f"the {title} ended by itself")
     # A thread that outlives the interpreter would keep the server, and its databases, from being let go.
     for thread in threads:
         thread.join(GRACE)
+
+
+def _leave(code: int) -> None:
+    """End the process although a call goes on: the interpreter would wait for it, as long as it takes."""
+    time.sleep(LEAVE)
+    log.warning("a call that does not end is left alone: does a source not answer?")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def _supervise(stop: threading.Event) -> None:

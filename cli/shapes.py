@@ -111,6 +111,8 @@ def status(value: pb.GetStatusResponse) -> dict[str, Any]:
             "max_batch": value.limits.max_batch,
             "embedded_memory": value.limits.embedded_memory,
             "keepalive_seconds": value.limits.keepalive_seconds,
+            "assembled_rows": value.limits.assembled_rows,
+            "extent_rows": value.limits.extent_rows,
         },
         "sources": [_source_status(source) for source in value.sources],
         "views": [_view_status(item) for item in value.views],

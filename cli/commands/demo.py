@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from algebra.errors import ConfigurationError
+from algebra.private_files import make_private_folder
 from cli.config_model import Engine
 from cli.options import settings
 from cli.output import console
@@ -60,7 +61,7 @@ def _folder(folder: Path | None, keep: bool) -> Iterator[Path]:
     if folder is not None:
         if folder.exists() and any(folder.iterdir()):
             raise ConfigurationError(f"{folder}: is not empty; the demo starts from scratch")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         yield folder.resolve()
         return
     place = Path(tempfile.mkdtemp(prefix="lockstep-demo-"))

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from algebra.errors import LockstepError
 from algebra.redaction import redacted
 from cli import build, config, connecting, text
 from cli.config import Configuration
-from cli.config_model import Engine
+from cli.config_model import ConnectSection, Engine, ServerSection
 from cli.options import AsJson, ConfigFile
 from cli.output import console, emit_json
 from protos.security.settings import Connection
@@ -28,6 +29,8 @@ _STYLES = {GOOD: "green", WARNING: "yellow", WRONG: "bold red"}
 _CONNECT_SECONDS = 3.0
 _LEAST_SPACE = 1 << 30
 _FIRST_PLAUSIBLE_YEAR = 2024
+_SOON = timedelta(days=14)
+"""A certificate that ends within that time is worth a warning."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def doctor(
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds per network check.")] = 3.0,
     as_json: AsJson = False,
 ) -> None:
-    """Check a configuration and what it needs: sources, rights, ports, wrappers, Java, disk, clock.
+    """Check a configuration and what it needs: certificates, sources, rights, ports, wrappers, disk, clock.
 
     Nothing is changed anywhere. Exit code 1 if something is wrong; what does not run yet is only a warning.
     """
@@ -70,6 +73,15 @@ def _findings(file: Path, timeout: float) -> Iterator[Finding]:
         return
     sources, views = len(configuration.sources), len(configuration.views)
     yield Finding(GOOD, "configuration", f"{text.count(sources, 'source')}, {text.count(views, 'view')}")
+    servers = {"mediator": configuration.mediator} | {
+        f"wrapper {name}": section for name, section in configuration.served.items()
+    }
+    for title, section in servers.items():
+        if section.tls is not None or section.tokens is not None:
+            yield _checked(f"protection of {title}", lambda section=section: _protection(section))  # type: ignore[misc]
+    for name, source in configuration.sources.items():
+        if build.connection(source.connect).tls is not None:
+            yield _checked(f"connection to {name}", lambda source=source: _connection(source.connect))  # type: ignore[misc]
     for name in configuration.served:
         yield _checked(f"source {name}", lambda name=name: _source(configuration, name))  # type: ignore[misc]
     for name in configuration.sources:
@@ -91,6 +103,42 @@ def _checked(what: str, look: Callable[[], tuple[str, str]]) -> Finding:
     return Finding(state, what, detail)
 
 
+def _protection(section: ServerSection) -> tuple[str, str]:
+    """Whether a server would start with its files, and whether its callers would take its certificate."""
+    from protos.security.tls import served_files
+    from protos.security.tokens import TokenFile
+
+    security, found = build.security(section), []
+    state = GOOD
+    if security.tls is not None:
+        served_files(security.tls)
+        state, detail = _certificate(security.tls.certificate, security.tls.key, server=True)
+        found.append(detail)
+    if security.tokens is not None:
+        found.append(text.count(len(TokenFile(security.tokens).entries()), "token"))
+    return state, ", ".join(found)
+
+
+def _connection(section: ConnectSection) -> tuple[str, str]:
+    """Whether the mediator could show its certificate to a wrapper, and check the wrapper's."""
+    from protos.security.tls import channel_files
+
+    connection = build.connection(section)
+    channel_files(connection)
+    tls = connection.tls
+    if tls is None or tls.certificate is None or tls.key is None:
+        return GOOD, "by TLS"
+    return _certificate(tls.certificate, tls.key, server=False)
+
+
+def _certificate(certificate: Path, key: Path, *, server: bool) -> tuple[str, str]:
+    from protos.security.validity import valid_until
+
+    until = valid_until(certificate, key, server=server)
+    left = until - datetime.now(UTC)
+    return WARNING if left < _SOON else GOOD, f"{certificate} is valid until {text.moment(until)}"
+
+
 def _source(configuration: Configuration, name: str) -> tuple[str, str]:
     """Whether the adapter connects, shows its relations, and may prepare them; as a dry run."""
     adapter = build.adapter(configuration, name)
@@ -102,8 +150,10 @@ def _source(configuration: Configuration, name: str) -> tuple[str, str]:
         adapter.close()
     found = f"{text.count(len(relations), 'relation')}, capture by {capture}"
     path = _local_path(configuration.source(name).url or "")
-    if steps and path is not None and not os.access(path, os.W_OK):
-        return WRONG, f"{found}, which needs {text.count(len(steps), 'step')}, but {path} cannot be written"
+    for needed in (path, path.parent) if steps and path is not None else ():
+        if not os.access(needed, os.W_OK):
+            steps_needed = text.count(len(steps), "step")
+            return WRONG, f"{found}, which needs {steps_needed}, but {needed} cannot be written"
     return GOOD, f"{found}, {'to be installed' if steps else 'installed'}"
 
 
@@ -113,10 +163,13 @@ def _local_path(url: str) -> Path | None:
 
 
 def _wrapper(configuration: Configuration, name: str, timeout: float) -> tuple[str, str]:
+    section = configuration.sources[name]
+    if section.address is None and (section.listen or ":0").endswith(":0"):
+        return WARNING, "takes any free port: `lockstep up` finds it there, a mediator of its own does not"
     address = configuration.address(name)
     if not _listens(address, timeout):
         if name in configuration.served:
-            return WARNING, f"does not run at {address}; the port is free"
+            return _to_be_started(address, section.listen or "127.0.0.1:0", section.metrics)
         return WRONG, f"nothing answers at {address}; is the wrapper running?"
     from protos.lockstep.v1 import wrapper_pb2 as pb
     from protos.lockstep.v1.wrapper_pb2_grpc import WrapperServiceStub
@@ -137,7 +190,7 @@ def _mediator(configuration: Configuration, timeout: float) -> tuple[str, str]:
     if port == "0":
         return GOOD, f"will take any free port of {host}"
     if not _listens(address, timeout):
-        return WARNING, f"does not run at {address}; the port is free"
+        return _to_be_started(address, configuration.mediator.listen, configuration.mediator.metrics)
     from protos.lockstep.v1 import mediator_pb2 as pb
     from protos.lockstep.v1.mediator_pb2_grpc import MediatorServiceStub
 
@@ -165,8 +218,10 @@ def _warehouse(root: Path) -> tuple[str, str]:
         return WRONG, f"{existing} cannot be written"
     free = shutil.disk_usage(existing).free
     what = "there" if (root / "versions").is_dir() else "to be made"
-    state = GOOD if free >= _LEAST_SPACE else WRONG
-    return state, f"{root} ({what}), {text.size(free)} free"
+    found = f"{root} ({what}), {text.size(free)} free"
+    if free < _LEAST_SPACE:
+        return WRONG, f"{found}; make room for {text.size(_LEAST_SPACE)} or more"
+    return GOOD, found
 
 
 def _java() -> tuple[str, str]:
@@ -191,6 +246,29 @@ def _listens(address: str, timeout: float) -> bool:
     except OSError:
         return False
     return True
+
+
+def _to_be_started(address: str, listen: str, metrics: str | None) -> tuple[str, str]:
+    """A server that does not run: whether it could have its ports."""
+    for wanted in (listen, metrics):
+        problem = _taken(wanted) if wanted is not None else ""
+        if problem:
+            return WRONG, f"does not run at {address}, and cannot listen on {wanted}: {problem}"
+    return WARNING, f"does not run at {address}; the port is free"
+
+
+def _taken(listen: str) -> str:
+    """Why nobody can listen there now; empty if one can."""
+    host, _, port = listen.rpartition(":")
+    bare = host.strip("[]")
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(bare, int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(where)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _channel(address: str, connection: Connection):  # type: ignore[no-untyped-def]

@@ -26,13 +26,24 @@ def history(
 ) -> None:
     """List a view's versions, newest first: which transaction of which source made each."""
     with MediatorClient(address, timeout) as mediator:
-        request = pb.GetHistoryRequest(name=view, limit=limit)
-        versions = mediator.call(mediator.stub.GetHistory, request).versions
+        versions = _versions(mediator, view, limit)
     if as_json:
         emit_json([shapes.version(version) for version in versions])
         return
     numbers = ("version", "position", "rows changed", "lag")
     console().print(table(_HEADINGS, map(_row, versions), right=numbers))
+
+
+def _versions(mediator: MediatorClient, view: str, limit: int) -> list[pb.Version]:
+    """The newest versions, `limit` of them or all; one response holds a bounded number."""
+    request = pb.GetHistoryRequest(name=view, limit=limit)
+    found: list[pb.Version] = []
+    while True:
+        page = mediator.call(mediator.stub.GetHistory, request).versions
+        found += page
+        if not page or page[-1].version == 0 or (limit and len(found) >= limit):
+            return found
+        request = pb.GetHistoryRequest(name=view, limit=max(limit - len(found), 0), before=page[-1].version)
 
 
 def _row(version: pb.Version) -> tuple[str, ...]:

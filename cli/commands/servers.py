@@ -45,7 +45,7 @@ def wrapper(
         raise ConfigurationError("--listen is for one source; name it with --source")
     build.check_adapters(configuration, names)
     stop = stop_signals()
-    with Family(relay()) as family:
+    with Family(relay(settings(context).log_format)) as family:
         _start_wrappers(family, file, names, settings(context).arguments, stop)
         family.watch(stop)
 
@@ -94,7 +94,7 @@ def up(context: typer.Context, file: ConfigFile, engine: EngineOption = None) ->
             configuration.address(name)
     arguments = settings(context).arguments
     stop = stop_signals()
-    with Family(relay()) as family:
+    with Family(relay(settings(context).log_format)) as family:
         try:
             wrappers = _start_wrappers(family, file, names, arguments, stop)
             child = family.start("mediator", mediator_arguments(file, arguments, wrappers, engine))

@@ -29,8 +29,9 @@ def status(
         emit_json(shapes.status(answer))
         return
     out = console()
+    warehouse = f"warehouse {answer.warehouse}, " if answer.warehouse else ""
     out.print(
-        f"mediator {address}: engine {answer.engine}, warehouse {answer.warehouse}, "
+        f"mediator {address}: engine {answer.engine}, {warehouse}"
         f"{text.size(answer.memory_bytes)} (peak {text.size(answer.peak_memory_bytes)}), "
         f"since {text.moment(shapes.time(answer.started_at))}",
         markup=False,
@@ -40,7 +41,9 @@ def status(
     out.print(
         f"limits: {text.number(answer.waiting_rows)} of {text.number(limits.umq_rows)} rows wait (umq_rows), "
         f"batches of {text.number(limits.max_batch)} (max_batch), joins in {limits.embedded_memory} "
-        f"(embedded_memory), silence of {limits.keepalive_seconds:g} s is probed (keepalive_seconds)",
+        f"(embedded_memory), silence of {limits.keepalive_seconds:g} s is probed (keepalive_seconds), "
+        f"a source may send {text.number(limits.assembled_rows)} rows at once (assembled_rows) and "
+        f"{text.number(limits.extent_rows)} for a load (extent_rows)",
         markup=False,
         soft_wrap=True,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from algebra.errors import ConfigurationError
+from algebra.redaction import redacted
 from cli import build, config
 from cli.config_model import Engine, MediatorSection
 
@@ -207,3 +208,81 @@ def test_sources_that_cannot_be_served_or_found(write: Write) -> None:
         loaded.address("free")
     with pytest.raises(ConfigurationError, match="no source with an `adapter`"):
         config.load(write("sources: {far: {address: 'h:1'}}")).chosen(None)
+
+
+SOURCE = "sources: {a: {adapter: x, url: '%s'}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (SOURCE % "x://u:hunter22@h/d", "sources.a.url"),
+        (SOURCE % "x://u:hun/ter 22@h/d", "sources.a.url"),
+        (SOURCE % "x://u:$${hunter22@h/d", "sources.a.url"),
+        (SOURCE % "x://u@h/d?password=hunter22", "sources.a.url"),
+        (SOURCE % "x://u@h/d?mode=1&sslpassword=hunter22", "sources.a.url"),
+        (SOURCE % "x://u:${S}@h/d?api_key=hunter22", "sources.a.url"),
+        (SOURCE % "x://h;token=hunter22", "sources.a.url"),
+        (
+            "sources: {a: {adapter: x, url: 'x://h', options: {password: 12345678}}}",
+            "sources.a.options.password",
+        ),
+        (
+            "sources: {a: {adapter: x, url: 'x://h', options: {connect_args: {password: hunter22}}}}",
+            "sources.a.options.connect_args.password",
+        ),
+        ("mediator: {spark_master: 'sc://h;token=hunter22'}", "mediator.spark_master"),
+        *(
+            (f"mediator: {{spark_conf: {{{name}: hunter22}}}}", f"mediator.spark_conf.{name}")
+            for name in (
+                "spark.hadoop.fs.s3a.secret.key",
+                "spark.hadoop.fs.s3a.access.key",
+                "spark.hadoop.fs.azure.account.key.me.example.net",
+                "spark.hadoop.fs.s3a.session.token",
+                "spark.ssl.keyPassword",
+                "spark.authenticate.secret",
+            )
+        ),
+    ],
+)
+def test_a_literal_secret_is_refused(write: Write, text: str, where: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        config.load(write(text), {"S": "hunter2"})
+    assert str(caught.value).startswith(f"shop.yaml: {where}: ")
+    assert "write ${VARIABLE}" in str(caught.value)
+    assert "hunter22" not in str(caught.value)
+    assert "12345678" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SOURCE % "x://u:${S}@h/d?password=${S}&sslmode=require&sslkey=/k.pem",
+        "mediator: {spark_conf: {spark.hadoop.fs.s3a.secret.key: '${S}', "
+        "spark.sql.mapKeyDedupPolicy: LAST_WIN, spark.hadoop.fs.s3a.aws.credentials.provider: some.Provider, "
+        "spark.ssl.keyStore: /k.jks, spark.security.credentials.hive.enabled: false}}",
+    ],
+)
+def test_references_to_secrets_are_accepted(write: Write, text: str) -> None:
+    config.load(write(text), {"S": "conf-canary-1"})
+    assert redacted("[conf-canary-1]") == "[***]"
+
+
+def test_spark_settings_that_came_by_reference_are_told_apart(write: Write) -> None:
+    text = (
+        "mediator: {spark_conf: {spark.hadoop.fs.s3a.secret.key: '${S}', spark.sql.x: 'a${S}', "
+        "spark.sql.y: '$${S}', spark.ui.enabled: false}}"
+    )
+    loaded = config.load(write(text), {"S": "conf-canary-2"})
+    assert loaded.spark_secrets == {"spark.hadoop.fs.s3a.secret.key", "spark.sql.x"}
+    assert loaded.mediator.spark_conf["spark.sql.y"] == "${S}"
+    given = vars(build.mediator_server(loaded, loaded.mediator, {}))["_config"]
+    assert given.spark_secrets == {
+        "spark.hadoop.fs.s3a.secret.key": "conf-canary-2",
+        "spark.sql.x": "aconf-canary-2",
+    }
+    assert given.spark_conf == {"spark.sql.y": "${S}", "spark.ui.enabled": "false"}
+
+
+def test_a_secret_that_is_empty_is_none(write: Write) -> None:
+    assert "a" in config.load(write(SOURCE % "x://h:5432/d?password="), {}).sources

@@ -13,7 +13,9 @@ from cli.serving import serve
 
 class Server:
     def __init__(self): self.done = threading.Event()
-    def start(self): return "127.0.0.1:4711"
+    def start(self):
+        if {stuck}: threading.Thread(target=threading.Event().wait).start()
+        return "127.0.0.1:4711"
     def stop(self, grace):
         print("stopped", flush=True)
         self.done.set()
@@ -23,8 +25,8 @@ serve(Server(), "wrapper shop", supervised={supervised})
 """
 
 
-def start(*, supervised: bool = False, wait: str = "") -> subprocess.Popen[str]:
-    program = PROGRAM.format(supervised=supervised, wait=wait)
+def start(*, supervised: bool = False, wait: str = "", stuck: bool = False) -> subprocess.Popen[str]:
+    program = PROGRAM.format(supervised=supervised, wait=wait, stuck=stuck)
     pipe = subprocess.PIPE
     return subprocess.Popen(
         [sys.executable, "-P", "-c", program], stdin=pipe, stdout=pipe, stderr=pipe, text=True
@@ -57,3 +59,18 @@ def test_a_server_that_ends_by_itself_is_an_error() -> None:
         _, err = process.communicate(timeout=20)
     assert process.returncode == 1
     assert "the wrapper shop ended by itself" in err
+
+
+@pytest.mark.parametrize(("wait", "code"), [("", 0), ("0.1", 1)])
+def test_a_call_that_never_ends_does_not_keep_the_process(wait: str, code: int) -> None:
+    """A source may fall silent in the middle of an answer; its driver waits for as long as it likes."""
+    with start(stuck=True, wait=wait) as process:
+        if not wait:
+            ready(process)
+            process.terminate()
+        try:
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == code
+    assert "a call that does not end is left alone" in err
