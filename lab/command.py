@@ -284,6 +284,7 @@ def soak(
     ] = 0,
     engine: Annotated[str, typer.Option(help="Where the mediator joins: duckdb, spark or auto.")] = "duckdb",
     rate: Annotated[float, typer.Option(min=0.01, help="Faults per second, on average.")] = 0.7,
+    most_down: Annotated[int, typer.Option(min=1, help="So many processes may be down at once.")] = 4,
     load: Annotated[float, typer.Option(min=0.1, help="Bursts of transactions per second and source.")] = 3.0,
     folder: Annotated[
         Path | None, typer.Option("--dir", help="Work in this new or empty folder, and keep it.")
@@ -301,8 +302,8 @@ def soak(
 
     from algebra.errors import ConfigurationError
     from lab.soak.deployment import Settings
-    from lab.soak.faults import EVERYTHING, Plan
     from lab.soak.kinds import KINDS, available
+    from lab.soak.plan import EVERYTHING, Plan
     from lab.soak.report import show
     from lab.soak.run import Soak
 
@@ -327,7 +328,7 @@ def soak(
             progress.print(f"without {kind}: {reason}", markup=False)
     settings = Settings(place, kinds, engine, seed, load)
     result = Soak(
-        settings, Plan(seed, rate, EVERYTHING), lambda line: progress.print(line, markup=False)
+        settings, Plan(seed, rate, EVERYTHING, most_down), lambda line: progress.print(line, markup=False)
     ).run(minutes * 60, kills)
     if as_json:
         emit_json(result.as_dict())

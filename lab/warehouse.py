@@ -123,7 +123,11 @@ class Warehouse:
         }
         for node, rows in deltas.items():
             touched[node] = (rows.append_column("_tx", pa.array([0] * rows.num_rows, pa.int32())), [0])
-        self._queue.log_update(source, [position], [False], [self._delivered], _NO_TIME, touched, [part_of])
+        run = self._queue.next_run(
+            source, [position], [False], [self._delivered], _NO_TIME, touched, [part_of]
+        )
+        if run is not None:
+            self._queue.log_update(run)
 
     def _log_answer(self, message: Replied) -> None:
         if any(asked is message.asked for asked in self._awaited):

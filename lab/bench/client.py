@@ -137,15 +137,26 @@ class MediatorClient:
     def history(self, after: int = 0) -> list[VersionRow]:
         """The versions after that one, oldest first."""
         try:
-            response = self._stub.GetHistory(pb.GetHistoryRequest(name=self._view), timeout=300)
+            versions = self._versions(after)
         except grpc.RpcError as error:
             raise _refused("the mediator gave no history", error) from error
         rows = [
             VersionRow(v.version, v.committed_at.ToNanoseconds(), v.changed_rows, v.batched)
-            for v in response.versions
+            for v in versions
             if v.version > after
         ]
         return sorted(rows, key=lambda row: row.version)
+
+    def _versions(self, after: int) -> list[pb.Version]:
+        """At least the versions after that one; one response holds a bounded number."""
+        request = pb.GetHistoryRequest(name=self._view)
+        found: list[pb.Version] = []
+        while True:
+            page = self._stub.GetHistory(request, timeout=300).versions
+            found += page
+            if not page or page[-1].version <= max(after, 0):
+                return found
+            request = pb.GetHistoryRequest(name=self._view, before=page[-1].version)
 
     def read_view(self) -> pa.Table:
         """The view's rows at its newest version."""

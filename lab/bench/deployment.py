@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from adapters.servers.ports import free_port
 from lab.bench.client import MediatorClient
 from lab.bench.processes import LISTENING, Child, Line
 from lab.bench.sources import SourceFile
@@ -41,7 +41,7 @@ class Deployment:
         self._mediator: Child | None = None
         self._wrappers: dict[str, Child] = {}
         self._writers: dict[str, Child] = {}
-        *ports, mediator_port = _free_ports(len(files) + 1)
+        *ports, mediator_port = (free_port() for _ in range(len(files) + 1))
         self.address = f"127.0.0.1:{mediator_port}"
         self._config = directory / "lockstep.yaml"
         self._config.write_text(self._configuration(ports), encoding="utf-8")
@@ -161,11 +161,3 @@ class Deployment:
         }
         mediator = {"listen": self.address, "warehouse": str(self.warehouse), "engine": self._engine}
         return json.dumps({"mediator": mediator, "sources": sources}, indent=1)
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -38,11 +38,18 @@ class Line:
 class Child:
     """A process running one of our modules; what it prints goes into a log file and can be awaited."""
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        log: Path,
+        popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
+    ) -> None:
         self.name = name
         self._log = log
         self.started_ns = time.time_ns()
-        self._process = subprocess.Popen(
+        self._process = popen(
             [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,17 +1,20 @@
 """The deployment under soak: sources, writers, wrappers behind proxies and a mediator, each a real process.
 
 Sources on a server share one of each product. A wrapper takes any free port, so that after every restart it
-is somewhere else; its proxy is told. What a process prints goes into a file of its own.
+is somewhere else; its proxy is told. What a process prints goes into a file of its own. A guard ends all of
+them if this process is killed.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -20,11 +23,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from adapters.servers.process import END_SECONDS, ServerProcess
+from lab.bench.errors import BenchmarkError
 from lab.bench.processes import LISTENING, Child
+from lab.soak.guard import Guard
 from lab.soak.kinds import KINDS, SERVERS
 from lab.soak.layout import Source, View, sources_of, views_of
 from lab.soak.proxy import Proxy
@@ -56,6 +62,13 @@ class Process(Child):
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
+
+    def hurry(self) -> None:
+        """Write a line to its standard input, if it still reads that."""
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
 
     @property
     def ended(self) -> bool:
@@ -89,6 +102,7 @@ class Deployment:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.directory = settings.directory
+        self._guard = Guard()
         self.servers: dict[str, ServerProcess] = {}
         self.sources: tuple[Source, ...] = tuple(
             self._placed(source) for source in sources_of(settings.kinds, settings.directory)
@@ -101,7 +115,11 @@ class Deployment:
         self.starts: dict[str, int] = {}
         self._random = random.Random(settings.seed)
         self._lock = threading.Lock()
+        self._last_away: dict[str, float] = {}
+        """When each server was last down or paused; infinity while it is."""
         self.memory = MemoryMeter(self.processes, self.servers)
+        self._scratch = settings.directory / "tmp"
+        self._scratch.mkdir(exist_ok=True)
         self.file = settings.directory / "lockstep.yaml"
         self.file.write_text(json.dumps(self._configuration()), encoding="utf-8")
 
@@ -114,6 +132,7 @@ class Deployment:
             # Apart from ours: PostgreSQL does not run as root, to whose folders others have no access.
             folder = Path(tempfile.mkdtemp(prefix=f"lockstep-{product}-"))
             self.servers[product] = SERVERS[product](folder)
+            self.servers[product].popen = self._guard.popen
         return replace(source, place=self.servers[product].url(source.name))
 
     def _configuration(self) -> dict[str, object]:
@@ -123,6 +142,7 @@ class Deployment:
             "warehouse": "./warehouse",
             "engine": self.settings.engine,
             "keepalive_seconds": 1.0,
+            "late_seconds": 0.5,
             "max_batch": 200,
             **self.settings.mediator,
         }
@@ -138,8 +158,11 @@ class Deployment:
         return {"mediator": mediator, "sources": sources, "views": views}
 
     def __enter__(self) -> Deployment:
+        self._guard.start()
         self.memory.start()
         try:
+            for server in self.servers.values():
+                self._guard.delete(server.folder)
             if self.servers:
                 with ThreadPoolExecutor(len(self.servers)) as pool:
                     list(pool.map(lambda server: server.install(), self.servers.values()))
@@ -170,18 +193,31 @@ class Deployment:
             if server.log.exists():
                 shutil.copyfile(server.log, self._log(f"server {product}"))
             shutil.rmtree(server.folder, ignore_errors=True)
+        self._guard.close()
 
     # Starting and stopping
 
     def start_wrapper(self, source: Source) -> None:
-        """Start a source's wrapper; the proxy leads to it as soon as it listens."""
-        child = self._start(
-            f"wrapper {source.name}",
-            "cli.main",
-            ["wrapper", str(self.file), "--source", source.name, "--supervised"],
-        )
-        if (found := self._ready(child, LISTENING)) is not None:
-            self.proxies[source.name].target = f"{found['host']}:{found['port']}"
+        """Start a source's wrapper; the proxy leads to it as soon as it listens.
+
+        A wrapper ends if it does not find its source when it starts. Then it is started again, as a service
+        manager would do, but only as long as that source is away.
+        """
+        words = ["wrapper", str(self.file), "--source", source.name, "--supervised"]
+        deadline = time.monotonic() + READY_SECONDS
+        while True:
+            began = time.monotonic()
+            child = self._start(f"wrapper {source.name}", "cli.main", words)
+            try:
+                found = self._ready(child, LISTENING)
+            except BenchmarkError:
+                was_away = self._last_away.get(KINDS[source.kind].server, 0.0) > began
+                if not child.ended or not was_away or began > deadline:
+                    raise
+                continue
+            if found is not None:
+                self.proxies[source.name].target = f"{found['host']}:{found['port']}"
+            return
 
     def start_mediator(self) -> None:
         addresses = [
@@ -210,6 +246,7 @@ class Deployment:
         if what == "server":
             self._count_start(role)
             self.servers[name].start()
+            self._last_away[name] = time.monotonic()
             return
         source = next(source for source in self.sources if source.name == name)
         (self.start_wrapper if what == "wrapper" else self.start_writer)(source)
@@ -220,12 +257,20 @@ class Deployment:
         with ThreadPoolExecutor(len(roles)) as pool:
             list(pool.map(self.start, roles))
 
+    def hurry(self, source: Source) -> None:
+        """Let the writer of a source write without a pause for a moment, if it runs."""
+        self.processes[f"writer {source.name}"].hurry()
+
     def kill(self, role: str) -> None:
         """`kill -9`."""
         if role == "mediator":
             self.address = ""
         what, _, name = role.partition(" ")
-        (self.servers[name] if what == "server" else self.processes[role]).kill()
+        if what == "server":
+            self._last_away[name] = math.inf
+            self.servers[name].kill()
+        else:
+            self.processes[role].kill()
 
     def kill_jvm(self) -> None:
         """`kill -9` of the mediator's Java process, by which the mediator ends by itself."""
@@ -244,8 +289,12 @@ class Deployment:
         """The process of a role does nothing meanwhile (SIGSTOP)."""
         what, _, name = role.partition(" ")
         if what == "server":
-            with self.servers[name].paused():
-                yield
+            self._last_away[name] = math.inf
+            try:
+                with self.servers[name].paused():
+                    yield
+            finally:
+                self._last_away[name] = time.monotonic()
             return
         process = self.processes[role]
         process.signal(signal.SIGSTOP)
@@ -255,9 +304,18 @@ class Deployment:
             process.signal(signal.SIGCONT)
 
     def ended(self) -> list[str]:
-        """The roles whose process does not run, though nobody has stopped it."""
-        processes = [role for role, process in self.processes.items() if process.ended]
-        return [*(f"server {name}" for name, one in self.servers.items() if not one.processes()), *processes]
+        """The roles whose process does not run, though nobody has stopped it; servers first."""
+        roles = [*(f"server {product}" for product in self.servers), *self.processes]
+        return [role for role in roles if self.has_ended(role)]
+
+    def has_ended(self, role: str) -> bool:
+        what, _, name = role.partition(" ")
+        return not self.servers[name].processes() if what == "server" else self.processes[role].ended
+
+    def last_words(self, role: str) -> str:
+        """What to say of a process that has ended by itself."""
+        lines = [line for line in self.output(role).splitlines() if line.strip()]
+        return f"{role} ended by itself: {lines[-1][:300] if lines else ''}"
 
     def stop_writers(self) -> None:
         """Let every writer finish its transaction and end."""
@@ -274,11 +332,16 @@ class Deployment:
         return self.directory / f"{role.replace(' ', '-')}.log"
 
     def _start(self, role: str, module: str, arguments: Sequence[str]) -> Process:
-        child = Process(role, module, arguments, self._log(role))
+        child = Process(role, module, arguments, self._log(role), self._popen)
         with self._lock:
             self.processes[role] = child
         self._count_start(role)
         return child
+
+    def _popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """Start a process whose temporary files lie in our folder: it is killed too often to clean up."""
+        environment = {**options.pop("env"), "TMPDIR": str(self._scratch)}
+        return self._guard.popen(command, env=environment, **options)
 
     def _count_start(self, role: str) -> None:
         with self._lock:

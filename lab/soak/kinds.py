@@ -152,7 +152,7 @@ class SqlAlchemy(Postgresql):
         return _missing_extra("sqlalchemy", "sqlalchemy") or super().why_not()
 
     def section(self, source: Source) -> Mapping[str, Any]:
-        shadow = f"{source.name}.lockstep-shadow.duckdb"
+        shadow = f"{source.name}.lockstep-shadow"
         return {
             "adapter": "sqlalchemy",
             "url": source.place.replace("postgresql:", "postgresql+psycopg:", 1),

@@ -3,23 +3,24 @@
 A version must be the one before plus transactions of one source: exactly one, or consecutive ones where it is
 marked as batched (or of any sources, where it is marked as a load). Its content must be the join of what the
 journals say the sources were then. Versions have no gap, and the last one reflects every transaction.
+
+Two bags are equal if nothing is left when one is taken from the other. So what is kept is that rest: each
+version's change is added to it, and the change that the journals say is taken away. Every hundredth version,
+and all that readers saw, are also compared with a join from nothing, which is no more than the definition.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
 
 from lab.soak.kinds import KINDS
-from lab.soak.layout import TICKET, Relation, Source, View
-from lab.soak.stores import Changes
+from lab.soak.layout import TICKET, Source, View
+from lab.soak.recompute import Bag, Journal, Recompute, Row
 
-Row = tuple[Any, ...]
-Bag = Counter[Row]
-Journal = Sequence[Changes]
+_JOINED_ANEW_EVERY = 100
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Verdict:
     exact: int = 0
     batched: int = 0
     loads: int = 0
+    joined_anew: int = 0
     samples: int = 0
     differences: list[str] = field(default_factory=list)
 
@@ -53,54 +55,58 @@ def read_journal(source: Source) -> Journal:
     return [changes for _, changes in journal]
 
 
-class Recompute:
-    """The view recomputed from journals, moving forward through each source's transactions."""
+class _Compared:
+    """A view as its versions make it, beside what the journals say."""
 
-    def __init__(self, view: View, journals: Mapping[str, Journal]) -> None:
-        self._view, self._journals = view, journals
-        self._done = {source.name: 0 for source in view.sources}
-        self._bags: dict[str, Bag] = {relation.name: Counter() for _, relation in view.relations}
+    def __init__(self, view: View, journals: Mapping[str, Journal], first: Bag) -> None:
+        self._places = view.tickets
+        self._oracle = Recompute(view, journals)
+        self.state: Bag = Counter()
+        self._tickets: Bag = Counter()
+        self._rest: Bag = Counter()
+        """What the state has too much (and, negative, too little)."""
+        self._change(first)
+        self.vector = self._vector()
+        _add(self._rest, self._oracle.at(self.vector), -1)
 
-    def at(self, vector: Mapping[str, int]) -> Bag:
-        """The view when each source had made so many transactions."""
-        for name, number in vector.items():
-            if number < self._done[name]:
-                raise ValueError(f"{name} went back from transaction {self._done[name]} to {number}")
-            for changes in self._journals[name][self._done[name] : number]:
-                for table, sign, row in changes:
-                    self._bags[table][row] += sign
-            self._done[name] = number
-        joined: Bag | None = None
-        before = self._view.relations[0][1]
-        for source, relation in self._view.relations:
-            rows = +self._bags[relation.name]
-            rows[relation.ticket(vector[source.name])] += 1
-            joined = rows if joined is None else _join(joined, before, rows)
-            before = relation
-        assert joined is not None, "a view has relations"
-        return joined
+    def step(self, change: Change) -> None:
+        """Go on to the next version."""
+        self._change(change.rows)
+        self.vector = self._vector()
+        _add(self._rest, self._oracle.advance(self.vector), -1)
+
+    def difference(self) -> str:
+        """What is wrong with the version, empty if nothing is."""
+        return _told(self._rest)
+
+    def difference_joined_anew(self) -> str:
+        """The same by a join from nothing."""
+        rest = Counter(self.state)
+        _add(rest, self._oracle.at(self.vector), -1)
+        return _told(rest)
+
+    def _change(self, rows: Mapping[Row, int]) -> None:
+        _add(self.state, rows, 1)
+        _add(self._rest, rows, 1)
+        _add(self._tickets, {row: count for row, count in rows.items() if row[0] == TICKET}, 1)
+
+    def _vector(self) -> dict[str, int]:
+        """How many transactions of each source the state reflects, by its ticket row."""
+        if list(self._tickets.values()) != [1]:
+            raise ValueError(f"there are {len(self._tickets)} ticket rows instead of one")
+        (ticket,) = self._tickets
+        return {source: int(ticket[at]) for source, at in self._places.items()}
 
 
-def _join(left: Bag, last: Relation, right: Bag) -> Bag:
-    """Rows joined by the `r` of the last relation on the left and the `l` of the right one."""
-    by_key: dict[Any, list[tuple[Row, int]]] = defaultdict(list)
-    for row, count in right.items():
-        by_key[row[0]].append((row, count))
-    at = last.columns.index("r") - len(last.columns)
-    joined: Bag = Counter()
-    for row, count in left.items():
-        if row[at] is not None:
-            for other, n in by_key.get(row[at], ()):
-                joined[(*row, *other)] += count * n
-    return joined
+def _add(bag: Bag, rows: Mapping[Row, int], sign: int) -> None:
+    for row, count in rows.items():
+        bag[row] += sign * count
+        if not bag[row]:
+            del bag[row]
 
 
-def vector_of(view: View, state: Bag) -> dict[str, int]:
-    """How many transactions of each source a state reflects, by its ticket row."""
-    tickets = [(row, count) for row, count in state.items() if row[0] == TICKET]
-    if len(tickets) != 1 or tickets[0][1] != 1:
-        raise ValueError(f"there are {len(tickets)} ticket rows instead of one")
-    return {source: int(tickets[0][0][at]) for source, at in view.tickets.items()}
+def _told(rest: Bag) -> str:
+    return f"{(+rest).total()} rows too much, {(-rest).total()} too little" if rest else ""
 
 
 def check(
@@ -112,35 +118,29 @@ def check(
 ) -> Verdict:
     """Compare every version, from version 0 on; `samples` are states that readers saw, by version."""
     verdict = Verdict()
-    oracle = Recompute(view, journals)
-    state = Counter(first)
-    vector: dict[str, int] = {}
     version = 0
     try:
-        vector = vector_of(view, state)
-        _compare(verdict, view, 0, state, oracle.at(vector), samples)
+        compared = _Compared(view, journals, first)
+        _compare(verdict, view, 0, compared, samples)
         for change in changes:
             if change.version != version + 1:
                 raise ValueError(f"version {change.version} follows version {version}")
             version = change.version
-            for row, count in change.rows.items():
-                state[row] += count
-                if not state[row]:
-                    del state[row]
-            before, vector = vector, vector_of(view, state)
-            _check_step(verdict, view, change, before, vector)
-            _compare(verdict, view, version, state, oracle.at(vector), samples)
+            before = compared.vector
+            compared.step(change)
+            _check_step(verdict, change, before, compared.vector)
+            _compare(verdict, view, version, compared, samples)
     except ValueError as problem:
         verdict.differences.append(f"view {view.name}, after version {version}: {problem}")
         return verdict
     goal = {source.name: len(journals[source.name]) for source in view.sources}
-    if vector != goal:
-        verdict.differences.append(f"view {view.name} ends at {vector}, its sources at {goal}")
+    if compared.vector != goal:
+        verdict.differences.append(f"view {view.name} ends at {compared.vector}, its sources at {goal}")
     return verdict
 
 
 def _check_step(
-    verdict: Verdict, view: View, change: Change, before: Mapping[str, int], after: Mapping[str, int]
+    verdict: Verdict, change: Change, before: Mapping[str, int], after: Mapping[str, int]
 ) -> None:
     moved = {source: after[source] - before[source] for source in after if after[source] != before[source]}
     if not change.source:
@@ -157,15 +157,16 @@ def _check_step(
 
 
 def _compare(
-    verdict: Verdict, view: View, version: int, state: Bag, expected: Bag, samples: Mapping[int, Bag]
+    verdict: Verdict, view: View, version: int, compared: _Compared, samples: Mapping[int, Bag]
 ) -> None:
     verdict.versions += 1
-    if state != expected:
-        verdict.differences.append(
-            f"view {view.name}, version {version}: {(state - expected).total()} rows too much, "
-            f"{(expected - state).total()} too little"
-        )
+    found = compared.difference()
+    if version in samples or version % _JOINED_ANEW_EVERY == 0:
+        verdict.joined_anew += 1
+        found = found or compared.difference_joined_anew()
+    if found:
+        verdict.differences.append(f"view {view.name}, version {version}: {found}")
     if version in samples:
         verdict.samples += 1
-        if samples[version] != state:
+        if samples[version] != compared.state:
             verdict.differences.append(f"view {view.name}, version {version}: a reader saw something else")

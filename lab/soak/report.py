@@ -23,7 +23,21 @@ def show(out: Console, report: Report) -> None:
         ("source", "transactions", "a second"),
         [(name, f"{n:,}", f"{n / report.seconds:.1f}") for name, n in report.transactions.items()],
     )
+    reached = ", ".join(f"{name} reached version {version:,}" for name, version in report.reached.items())
+    out.print(f"while faults came, {reached}", markup=False)
+    out.print(
+        f"when the faults were over, the views caught up in {report.rest_seconds:.0f} s, "
+        f"and all versions were checked in {report.check_seconds:.0f} s",
+        markup=False,
+    )
+    met = report.overlaps
+    out.print(
+        f"{met.faults:,} faults struck while another lasted, up to {met.most_faults} at once; "
+        f"at most {met.most_down} processes were down at once",
+        markup=False,
+    )
     _table(out, ("fault", "times"), [(kind, f"{n:,}") for kind, n in sorted(report.faults.items())])
+    _table(out, ("hit together", "times"), [(pair, f"{n:,}") for pair, n in sorted(met.pairs.items())])
     _table(out, ("bad input", "times"), [(kind, f"{n:,}") for kind, n in sorted(report.bad_inputs.items())])
     _table(
         out,

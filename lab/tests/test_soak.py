@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,7 @@ from adapters.servers import postgresql
 from cli.main import app
 from lab.soak.deployment import Deployment, Settings
 from lab.soak.kinds import KINDS, available
-from lab.soak.layout import TICKET, View, sources_of, views_of
-from lab.soak.oracle import Bag, Change, Journal, Recompute, check
+from lab.soak.layout import TICKET, sources_of
 from lab.soak.proxy import FAIR, Proxy, Weather
 from lab.soak.stores import MARKER
 
@@ -43,67 +41,6 @@ def test_a_short_soak_of_everything(tmp_path: Path) -> None:
     if any(KINDS[kind].server for kind in available()[0]):
         roles.add("server")
     assert {role.split()[0] for role in report["peak_memory_bytes"]} == roles
-
-
-@pytest.fixture
-def view(tmp_path: Path) -> View:
-    return views_of(sources_of(["sqlite-wal", "sqlite-wal"], tmp_path))[0]
-
-
-def journals(view: View) -> dict[str, Journal]:
-    first, second = view.sources
-    return {
-        first.name: [[("r0", 1, (1, 2, None)), ("r0b", 1, (2, 3))], [("r0", 1, (1, 2, None))]],
-        second.name: [[("r1", 1, (3, 4, None))]],
-    }
-
-
-def states(view: View, order: list[str]) -> list[Bag]:
-    """The view before and after each transaction, in that order of sources."""
-    oracle = Recompute(view, journals(view))
-    vector = {source.name: 0 for source in view.sources}
-    found = [oracle.at(vector)]
-    for name in order:
-        vector = {**vector, name: vector[name] + 1}
-        found.append(oracle.at(vector))
-    return found
-
-
-def changes(view: View, order: list[str]) -> list[Change]:
-    made = states(view, order)
-    deltas = []
-    for number, (before, after) in enumerate(pairwise(made)):
-        rows = {row: after[row] - before[row] for row in before.keys() | after.keys()}
-        deltas.append(Change(number + 1, order[number], False, {r: n for r, n in rows.items() if n}))
-    return deltas
-
-
-def test_the_recompute_joins_in_a_row(view: View) -> None:
-    first, second = (source.name for source in view.sources)
-    last = states(view, [first, second, first])[-1]
-    ticket = (TICKET, TICKET, 2, TICKET, TICKET, TICKET, TICKET, 1)
-    assert last == Counter({(1, 2, None, 2, 3, 3, 4, None): 2, ticket: 1})
-
-
-def test_the_oracle_accepts_what_is_right_and_nothing_else(view: View) -> None:
-    first, second = (source.name for source in view.sources)
-    order = [first, second, first]
-    start, right = states(view, order)[0], changes(view, order)
-    assert check(view, journals(view), start, right, {}).differences == []
-    lost = check(view, journals(view), start, right[:-1], {})
-    assert "ends at" in lost.differences[0]
-    twice = [*right[:2], Change(3, first, False, {row: 2 * n for row, n in right[2].rows.items()})]
-    assert check(view, journals(view), start, twice, {}).differences
-    gap = [right[0], Change(3, second, False, right[1].rows)]
-    assert "version 3 follows version 1" in check(view, journals(view), start, gap, {}).differences[0]
-    folded = changes(view, order)[:1]
-    both = {row: right[1].rows.get(row, 0) + right[2].rows.get(row, 0) for c in right[1:] for row in c.rows}
-    folded.append(Change(2, first, False, {row: n for row, n in both.items() if n}))
-    assert check(view, journals(view), start, folded, {}).differences
-    wrong = [Change(1, first, False, {**right[0].rows, (9,) * 8: 1}), *right[1:]]
-    assert "1 rows too much" in check(view, journals(view), start, wrong, {}).differences[0]
-    seen = check(view, journals(view), start, right, {1: Counter()})
-    assert "a reader saw something else" in seen.differences[0]
 
 
 def test_every_kind_can_be_written_and_locked(tmp_path: Path) -> None:
