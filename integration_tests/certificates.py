@@ -36,7 +36,9 @@ class Authority:
             built.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         )
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: float = 1
+    ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
             x509.CertificateBuilder()
@@ -44,17 +46,17 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
+            .not_valid_before(now - datetime.timedelta(days=2))
+            .not_valid_after(now + datetime.timedelta(days=days))
         )
 
-    def sign(self, name: str) -> Pair:
-        """A certificate with this common name, for servers on loopback and for clients."""
+    def sign(self, name: str, days: float = 1) -> Pair:
+        """A certificate with this common name, for servers on loopback and for clients, valid for so long."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         certificate = (
-            self._builder(_common_name(name), key)
+            self._builder(_common_name(name), key, days)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
             .sign(self._key, hashes.SHA256())

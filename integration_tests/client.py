@@ -79,4 +79,9 @@ class Client:
         return last.result
 
     def history(self, name: str) -> list[pb.Version]:
-        return list(self.stub.GetHistory(pb.GetHistoryRequest(name=name), timeout=self._timeout).versions)
+        found: list[pb.Version] = []
+        while not found or found[-1].version:
+            before = found[-1].version if found else None
+            request = pb.GetHistoryRequest(name=name, before=before)
+            found += self.stub.GetHistory(request, timeout=self._timeout).versions
+        return found

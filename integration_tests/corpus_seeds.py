@@ -197,6 +197,8 @@ def _tokens() -> Seeds:
         "time-without-zone": file(expires_at="2026-01-01T00:00:00"),
         "scopes-as-text": file(scopes="read"),
         "salt-as-number": file(salt=1),
+        "salt-that-is-no-base64": file(salt="A"),
+        "unknown-scope": file(scopes=["root:all"]),
         "unknown-field": file(admin=True),
     }
 

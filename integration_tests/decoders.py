@@ -28,7 +28,7 @@ from protos.convert import (
     local_view_to_proto,
     position_from_proto,
 )
-from protos.incoming import checked_touched, decoded_answer, decoded_delta
+from protos.incoming import checked_delta, checked_touched, decoded_answer
 from protos.lockstep.v1 import types_pb2, wrapper_pb2
 from protos.security.tokens import TokenFile
 from wrapper.localized_processor import keys_of
@@ -76,7 +76,7 @@ MESSAGES: Mapping[str, tuple[Any, Callable[[Any], Any]]] = {
     ),
     "delta": (
         wrapper_pb2.LocalViewDelta(local_view="v", arrow=to_ipc(ROWS), touched=[0, 1]),
-        lambda message: decoded_delta([message.arrow], LOCAL, checked_touched(message, 2)),
+        lambda message: checked_delta([from_ipc(message.arrow)], LOCAL, checked_touched(message, 2)),
     ),
     "answer": (
         wrapper_pb2.QueryResult(query_id=1, arrow=to_ipc(ROWS.select(["a", "b"])), last=True),
@@ -98,8 +98,8 @@ TOKEN: Mapping[str, Any] = {
     "id": "0123456789ab",
     "name": "ann",
     "scopes": ["read"],
-    "salt": "AAAA",
-    "hash": "AAAA",
+    "salt": "A" * 22 + "==",
+    "hash": "A" * 43 + "=",
     "created_at": "2026-01-01T00:00:00+00:00",
     "expires_at": None,
 }

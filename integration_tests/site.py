@@ -14,6 +14,7 @@ from lab.soak.proxy import Proxy
 from mediator.config import MediatorConfig
 from mediator.mediator import Mediator
 from mediator.server import MediatorServer
+from wrapper.limits import WrapperLimits
 from wrapper.server import WrapperServer
 from wrapper.tests.sqlite_writer import SqliteWriter
 
@@ -25,8 +26,11 @@ ALONE = "SELECT r.k, r.x FROM one.r AS r"
 class Site:
     """Everything in this process, so that tests can look inside; what it starts ends with the stack."""
 
-    def __init__(self, stack: ExitStack, directory: Path, **settings: Any) -> None:
+    def __init__(
+        self, stack: ExitStack, directory: Path, limits: WrapperLimits | None = None, **settings: Any
+    ) -> None:
         self._stack = stack
+        self._limits = limits
         self.directory = directory
         self.warehouse = directory / "warehouse"
         self._settings = settings
@@ -52,7 +56,7 @@ class Site:
 
     def start_wrapper(self, name: str) -> None:
         """A wrapper on any free port; the source's proxy leads to it from now on."""
-        wrapper = WrapperServer(create(self.configs[name]), "127.0.0.1:0")
+        wrapper = WrapperServer(create(self.configs[name]), "127.0.0.1:0", limits=self._limits)
         self.proxies[name].target = wrapper.start()
         self.wrappers[name] = wrapper
         self._stack.callback(wrapper.stop, 0)
@@ -63,7 +67,7 @@ class Site:
             str(warehouse or self.warehouse),
             "duckdb",
             {name: proxy.address for name, proxy in self.proxies.items()},
-            **{"keepalive_seconds": 0.5, **self._settings, **settings},
+            **{**self._settings, **settings},
         )
         self.server = server = MediatorServer(config)
         client = Client(server.start(), timeout=PATIENCE)

@@ -43,6 +43,7 @@ def checker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "_cli", lambda: typer.main.get_command(toy_cli()))
     (tmp_path / "docs").mkdir()
+    (tmp_path / "test_sample.py").write_text("def test_something() -> None: ...\n")
     (tmp_path / "Makefile").write_text("test: setup ## Run\n\ttrue\n")
     return module
 
@@ -67,6 +68,7 @@ def problems_of(checker: ModuleType, tmp_path: Path) -> Callable[[str], list[str
         "```console\n$ make test ARGS=x  # quick\n```",
         "```console\n$ lockstep query --help\n```",
         "```bash\nlockstep nonsense\n```",
+        "shown by `test_something`, run by `pytest -k test_nothing`",
         "see https://example.org/home/page and ./work/x and {}/tmp/x",
     ],
 )
@@ -77,6 +79,7 @@ def test_what_is_true_passes(problems_of: Callable[[str], list[str]], text: str)
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
+        ("shown by `test_nothing_at_all`", "README.md:1: names test_nothing_at_all, which is no test"),
         ("[gone](docs/gone.md)", "README.md:1: link to docs/gone.md, which does not exist"),
         ("\n[out](../other.md)", "README.md:2: link to ../other.md, which does not exist"),
         ("# One\n[two](#two)", "README.md:2: link to #two, but there is no such heading"),

@@ -5,19 +5,24 @@ Views stay right and readable; what a source did meanwhile becomes versions when
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from adapters.spi import Snapshot
 from algebra.arrow_ipc import from_ipc
-from integration_tests.site import ALONE, VIEW, Site, inside, wait_for
+from algebra.position import Position
+from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
 from lab.soak.proxy import FAIR, Weather
 from mediator.backoff import Backoff
+from mediator.channel import SourceChannel
+from wrapper import query_processor
 
 
 @pytest.fixture
@@ -55,7 +60,7 @@ def test_a_connection_that_is_cut_again_and_again(site: Site) -> None:
 
 
 def test_a_half_open_connection_is_noticed_and_other_views_go_on(site: Site) -> None:
-    server, client = site.mediator()
+    server, client = site.mediator(keepalive_seconds=0.5)
     client.create_view("v", VIEW)
     client.create_view("alone", ALONE)
     site.proxies["two"].weather = Weather(silent=True)
@@ -67,8 +72,9 @@ def test_a_half_open_connection_is_noticed_and_other_views_go_on(site: Site) -> 
     assert status["alone"].state == "maintained"
     view = client.view("v")
     assert (view.state, list(view.waits_for), view.problem) == ("stale", ["two"], "waits for two")
-    started = client.status().started_at.ToNanoseconds()
-    assert started < view.stale_since.ToNanoseconds(), "since it was last heard of"
+    heard_at = next(source.heard_at for source in client.status().sources if source.source == "two")
+    assert view.stale_since == heard_at, "since it was last heard of, not since that was noticed"
+    assert client.status().started_at.ToNanoseconds() < view.stale_since.ToNanoseconds()
     assert client.bag("v") == Counter({(1, 1, 10): 1, (2, 2, 20): 1}), "readable at its last version"
     site.writers["two"].commit("UPDATE s SET y = 11 WHERE x = 1")
     site.proxies["two"].weather = FAIR
@@ -78,8 +84,40 @@ def test_a_half_open_connection_is_noticed_and_other_views_go_on(site: Site) -> 
     assert (view.state, view.problem, view.HasField("stale_since")) == ("maintained", "", False)
 
 
+def test_a_source_that_is_there_but_does_not_answer_holds_up_its_own_views_only(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its wrapper goes on to be heard of; behind it may be a table that somebody has locked."""
+    server, client = site.mediator(late_seconds=0.5)
+    client.create_view("v", VIEW)
+    client.create_view("alone", ALONE)
+    adapter = site.wrappers["two"]._adapter
+    snapshot, answers = adapter.snapshot, threading.Event()
+
+    def locked() -> AbstractContextManager[Snapshot]:
+        assert answers.wait(PATIENCE)
+        return snapshot()
+
+    monkeypatch.setattr(adapter, "snapshot", locked)
+    for k in range(3, 6):
+        site.writers["one"].commit(f"INSERT INTO r VALUES ({k}, 1)")
+        client.wait_for_version("alone", k - 2)
+    assert inside(server).channels["two"].connected
+    view = client.view("v")
+    assert (view.version, view.state, view.problem) == (0, "stale", "waits for two")
+    assert client.status().started_at.ToNanoseconds() < view.stale_since.ToNanoseconds()
+    assert client.view("alone").state == "maintained"
+    answers.set()
+    client.wait_for_version("v", 3)
+    assert client.bag("v") == Counter({(1, 1, 10): 1, (2, 2, 20): 1} | {(k, 1, 10): 1 for k in range(3, 6)})
+    assert client.view("v").state == "maintained"
+    site.writers["one"].commit("DELETE FROM r WHERE k = 3")
+    client.wait_for_version("v", 4)
+    client.wait_for_version("alone", 4)
+
+
 def test_a_slow_network_is_only_slow(site: Site) -> None:
-    _, client = site.mediator(keepalive_seconds=10.0)
+    _, client = site.mediator()
     client.create_view("v", VIEW)
     for proxy in site.proxies.values():
         proxy.weather = Weather(delay=0.01, rate=50_000)
@@ -105,23 +143,35 @@ def test_a_wrapper_that_moves_goes_on_where_the_view_is(site: Site) -> None:
     assert client.bag("v") == Counter({(1, 1, 10): 1, (2, 2, 20): 1, (4, 1, 10): 1})
 
 
-def test_history_is_trimmed_at_the_source_only_after_the_commit(site: Site) -> None:
+def test_history_is_trimmed_at_the_source_only_after_the_commit(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, client = site.mediator()
     client.create_view("v", VIEW)
     writer = site.writers["one"]
+    acknowledged: list[tuple[Position, Position]] = []
+    acknowledge = SourceChannel.acknowledge
+
+    def noted(channel: SourceChannel, position: Position) -> None:
+        if channel.source == "one":
+            acknowledged.append((position, inside(server).warehouse.vector("v")["one"]))
+        acknowledge(channel, position)
+
+    monkeypatch.setattr(SourceChannel, "acknowledge", noted)
     with inside(server).views["v"].installing:  # nothing can be committed
-        writer.commit("INSERT INTO r VALUES (3, 1)")
-        wait_for(server, lambda mediator: len(mediator.views["v"].queue) == 1)
+        for k in range(4, 4 + 1100):  # more than trimming waits for
+            writer.commit(f"INSERT INTO r VALUES ({k}, 3)")
+        wait_for(server, lambda mediator: len(mediator.views["v"].queue) == 1100)
         assert writer.rows("SELECT value FROM _lockstep_meta WHERE name = 'trimmed'") == [[0]]
-    client.wait_for_version("v", 1)
-    for k in range(4, 4 + 1100):  # more than trimming waits for
-        writer.commit(f"INSERT INTO r VALUES ({k}, 3)")
+    client.wait_for_version("v", 1100)
     wait_for(
         server,
         lambda _: writer.rows("SELECT value FROM _lockstep_meta WHERE name = 'trimmed'")[0][0] > 0,
     )
     [[trimmed]] = writer.rows("SELECT value FROM _lockstep_meta WHERE name = 'trimmed'")
     assert trimmed <= inside(server).warehouse.vector("v")["one"].ordinal
+    assert acknowledged
+    assert all(position <= committed for position, committed in acknowledged)
 
 
 def test_health_tells_whether_the_source_answers(site: Site) -> None:
@@ -146,3 +196,23 @@ def test_pauses_between_attempts_grow_and_vary() -> None:
     assert [pauses.next() for _ in range(6)] == [0.2, 0.4 * 0.75, 0.8 * 0.5, 1.6, 3.2, 5.0]
     pauses.reset()
     assert pauses.next() == 0.2
+
+
+def test_health_tells_also_that_a_source_says_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection to it may be half-open: then no error comes, and no answer."""
+    server, _ = site.mediator()
+    address, wrapper = site.proxies["one"].target, site.wrappers["one"]
+    wait_for(server, lambda _: health(address) == health_pb2.HealthCheckResponse.SERVING)
+    snapshot = wrapper._adapter.snapshot
+    answers = threading.Event()
+
+    def silent() -> AbstractContextManager[Snapshot]:
+        assert answers.wait(PATIENCE)
+        return snapshot()
+
+    monkeypatch.setattr(query_processor, "OVERDUE_SECONDS", 2.0)
+    monkeypatch.setattr(wrapper._adapter, "snapshot", silent)
+    wait_for(server, lambda _: health(address) == health_pb2.HealthCheckResponse.NOT_SERVING)
+    assert not wrapper._processor.reachable
+    answers.set()
+    wait_for(server, lambda _: health(address) == health_pb2.HealthCheckResponse.SERVING)

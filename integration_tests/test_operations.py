@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from adapters.servers.ports import free_port
 from integration_tests.processes import ROOT
 from integration_tests.site import PATIENCE, VIEW, Site, wait_for
 from lab.soak.deployment import Deployment, Settings, wait_until
@@ -102,8 +103,8 @@ def test_doctor_says_what_is_wrong(tmp_path: Path) -> None:
     with Deployment(Settings(tmp_path, ["sqlite-wal", "duckdb-trigger"])) as deployment:
         text = deployment.file.read_text().replace('"listen": "127.0.0.1:0", "relations', '"relations')
         document = json.loads(text)
-        for number, section in enumerate(document["sources"].values()):
-            section["listen"] = f"127.0.0.1:{1 + number}"
+        for section in document["sources"].values():
+            section["listen"] = f"127.0.0.1:{free_port()}"
         deployment.file.write_text(json.dumps(document))
         good = lockstep("doctor", str(deployment.file), "--json")
         states = {finding["what"]: finding for finding in json.loads(good.stdout)}

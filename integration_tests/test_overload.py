@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sqlite3
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import protos.server
 from adapters.registry import create
 from adapters.spi import SourceConfig
 from algebra.errors import LimitExceededError, LockstepError, UnauthenticatedError
@@ -211,6 +213,53 @@ def test_watches_of_health_are_bounded_by_address(busy: Busy) -> None:
         return True
 
     assert wait_until(free_again, 60)
+
+
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+
+
+def connected(busy: Busy) -> socket.socket:
+    host, port = busy.address.rsplit(":", 1)
+    return busy.stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+
+
+def until_closed(peer: socket.socket) -> None:
+    """Return when the server has closed the connection."""
+    with suppress(ConnectionError):
+        while peer.recv(4096):
+            pass
+
+
+@pytest.mark.parametrize("said", [b"", b"PRI", b"\x16\x03\x01\x02\0", HTTP2], ids=["0", "part", "tls", "all"])
+def test_a_peer_that_connects_and_asks_nothing_is_put_out(
+    said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protos.server, "_HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(protos.server, "_IDLE_SECONDS", 0.3)
+    with ExitStack() as stack:
+        busy = started(stack, tmp_path, (), CallLimits())
+        peer = connected(busy)
+        peer.sendall(said)
+        until_closed(peer)
+        assert describe(busy.stub()).relations
+
+
+def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond the bound are closed at once; who was there before goes on, and others come in again."""
+    monkeypatch.setattr(protos.server, "_CONNECTIONS", 8)
+    with ExitStack() as stack:
+        busy = started(stack, tmp_path, (), CallLimits())
+        early = busy.stub()
+        describe(early)
+        taken = [connected(busy) for _ in range(7)]
+        beyond = [connected(busy) for _ in range(20)]
+        for peer in beyond:
+            until_closed(peer)
+        describe(early)
+        for peer in taken:
+            peer.close()
+        late = busy.stub()
+        late.DescribeSource(pb.DescribeSourceRequest(), timeout=60, wait_for_ready=True)
 
 
 def test_guessing_of_tokens_is_refused_without_hashing(busy: Busy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,3 +58,26 @@ def test_what_is_harmless_stays() -> None:
         assert redacted(text) == text
     remember("abc")
     assert redacted("abc") == "abc", "too short to be told from ordinary words"
+
+
+@pytest.mark.parametrize("rest", ["127.0.0.1:1/db", "127.0.0.1/db?contact=ann@example.org"])
+def test_a_password_that_cuts_its_url_is_hidden_whole_and_in_part(rest: str) -> None:
+    """Drivers take a slash for the end of the address, and show what is left."""
+    remember_url(f"postgresql://app:fragile/ter2 CANARY@{rest}")
+    assert redacted('unexpected spaces found in "ter2 CANARY@127.0.0.1:1/db"') == (
+        'unexpected spaces found in "***@127.0.0.1:1/db"'
+    )
+    assert "CANARY" not in redacted(f"in 'CANARY@{rest}', in ter2%20CANARY@{rest}, in ter2+CANARY@{rest}")
+    assert redacted("the password was fragile/ter2 CANARY") == "the password was ***"
+    assert redacted('invalid integer value "fragile" for "port"') == 'invalid integer value "***" for "port"'
+    assert redacted("a fragile thing, CANARY yellow") == "a fragile thing, CANARY yellow"
+
+
+def test_a_parameter_ends_where_its_quote_does() -> None:
+    assert redacted("there is no view 'a?token=xyz'; see b") == "there is no view 'a?token=***'; see b"
+    assert redacted('{"target": "a?token=xyz", "b": 1}') == '{"target": "a?token=***", "b": 1}'
+
+
+def test_a_remembered_parameter_may_hold_quotes() -> None:
+    remember_url("x://h/d?password=quo'ted\"canary&mode=1")
+    assert redacted("x://h/d?password=quo'ted\"canary&mode=1") == "x://h/d?password=***&mode=1"

@@ -7,12 +7,13 @@ import socket
 import ssl
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from adapters.registry import create
+from adapters.servers.ports import free_port
 from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError
 from integration_tests.certificates import Authority, Pair
@@ -111,11 +112,6 @@ class Rotation:
         context.load_cert_chain(shown.certificate, shown.key)
         with urllib.request.urlopen(url, context=context, timeout=60) as response:
             return str(response.read().decode())
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from protos.security.settings import ClientTls, Connection
 from protos.security.tls import open_channel
 from protos.security.tokens import TokenFile
 from protos.status import error_from_rpc
+from protos.version import PROTOCOL_VERSION
 from wrapper.tests.sqlite_writer import SqliteWriter
 
 pytestmark = pytest.mark.xdist_group("security")  # one deployment serves all of them
@@ -102,11 +103,15 @@ class Site:
         return Connection(tls, token)
 
     def mediator(self, stack: ExitStack, token: str = "") -> mediator_pb2_grpc.MediatorServiceStub:
-        channel = stack.enter_context(open_channel(self.address("mediator"), self.connection(token), 1))
+        channel = stack.enter_context(
+            open_channel(self.address("mediator"), self.connection(token), PROTOCOL_VERSION)
+        )
         return mediator_pb2_grpc.MediatorServiceStub(channel)
 
     def wrapper(self, stack: ExitStack, source: str, **how: Any) -> wrapper_pb2_grpc.WrapperServiceStub:
-        channel = stack.enter_context(open_channel(self.address(source), self.connection(**how), 1))
+        channel = stack.enter_context(
+            open_channel(self.address(source), self.connection(**how), PROTOCOL_VERSION)
+        )
         return wrapper_pb2_grpc.WrapperServiceStub(channel)
 
     def run(self, *arguments: str, token: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -146,6 +151,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "boss": mediators.create("boss", ["manage", "read"]),
         "reader": mediators.create("reader", ["read:v"]),
         "stolen": mediators.create("stolen", ["read"]),
+        "early": mediators.create("early", ["read:soon"]),
         "wrong-scope": mediators.create("wrong-scope", ["attach"]),
     }
     wrappers = TokenFile(folder / "wrapper-tokens.json")
@@ -225,7 +231,7 @@ def test_plain_text_and_other_authorities_are_not_served(site: Site, tmp_path: P
         "shop": site.connection(site.wrapper_tokens["main"], ca=other.certificate),
         "crm": site.connection(certificate=other.sign("the-mediator")),
     }.items():
-        with open_channel(site.address(source), how, 1) as channel:
+        with open_channel(site.address(source), how, PROTOCOL_VERSION) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             with pytest.raises(grpc.RpcError) as refused:
                 stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
@@ -252,14 +258,16 @@ def test_a_caller_must_show_who_it_is(site: Site) -> None:
 
 
 def test_health_is_open_and_reflection_is_not(site: Site) -> None:
-    with open_channel(site.address("mediator"), site.connection(), 1) as channel:
+    with open_channel(site.address("mediator"), site.connection(), PROTOCOL_VERSION) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         assert health.Check(health_pb2.HealthCheckRequest(), timeout=60).status == 1
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         error = refusal(lambda: stub.ServerReflectionInfo(iter([request]), timeout=60))
         assert isinstance(error, UnauthenticatedError)
-    with open_channel(site.address("mediator"), site.connection(site.tokens["reader"]), 1) as channel:
+    with open_channel(
+        site.address("mediator"), site.connection(site.tokens["reader"]), PROTOCOL_VERSION
+    ) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=60)
         assert "lockstep.v1.MediatorService" in {s.name for s in answer.list_services_response.service}
@@ -275,6 +283,11 @@ def test_a_reader_of_one_view_reads_that_view_only(site: Site) -> None:
         assert [view.spec.name for view in stub.ListViews(pb.ListViewsRequest(), timeout=60).views] == ["v"]
         status = stub.GetStatus(pb.GetStatusRequest(), timeout=60)
         assert ([view.view for view in status.views], list(status.sources)) == (["v"], [])
+        assert status.warehouse == "", "where it lies is for who manages it"
+        assert boss.GetStatus(pb.GetStatusRequest(), timeout=60).warehouse
+        # Of the sources of its own view it sees names and positions; docs/security.md says so.
+        (seen,) = stub.ListViews(pb.ListViewsRequest(), timeout=60).views
+        assert set(seen.sources) == set(seen.vector) != set()
         refused = {
             "create": lambda: stub.CreateView(pb.CreateViewRequest(view=pb.ViewSpec(name="x", sql=VIEW))),
             "drop": lambda: stub.DropView(pb.DropViewRequest(name="v")),
@@ -293,13 +306,38 @@ def test_a_reader_of_one_view_reads_that_view_only(site: Site) -> None:
             str(refusal(lambda sql=sql: stub.Query(pb.QueryRequest(sql=sql), timeout=60)))
             for sql in ("SELECT * FROM w", "SELECT * FROM v, W",
                         "SELECT * FROM v WHERE id IN (SELECT id FROM w)", "SELECT * FROM does_not_exist",
-                        "WITH x AS (SELECT * FROM w) SELECT * FROM x")
+                        "WITH x AS (SELECT * FROM w) SELECT * FROM x",
+                        "SELECT * FROM (WITH w AS (SELECT 1) FROM w), w")
         }  # fmt: skip
         assert messages == {"token 'reader' may read v, and the query names more"}, "no name is given away"
         nobody = site.mediator(stack, site.tokens["wrong-scope"])
         assert isinstance(
             refusal(lambda: nobody.ListViews(pb.ListViewsRequest(), timeout=60)), ForbiddenError
         )
+
+
+def test_who_may_read_some_views_learns_no_name_of_others(site: Site) -> None:
+    """Neither from a view of its own that is not there, nor from one that goes, nor from spellings."""
+    pb = mediator_pb2
+    with ExitStack() as stack:
+        boss = site.mediator(stack, site.tokens["boss"])
+        stub = site.mediator(stack, site.tokens["early"])
+        calls = {
+            "describe": lambda: stub.GetView(pb.GetViewRequest(name="soon"), timeout=60),
+            "history": lambda: stub.GetHistory(pb.GetHistoryRequest(name="soon"), timeout=60),
+            "watch": lambda: stub.WatchView(pb.WatchViewRequest(name="soon"), timeout=60),
+            "explain": lambda: stub.Explain(pb.ExplainRequest(view="soon"), timeout=60),
+        }
+        for what, call in calls.items():
+            assert str(refusal(call)) == "there is no view 'soon'; there are no views yet", what
+        for name in ("soon", "SOON"):
+            list(boss.CreateView(pb.CreateViewRequest(view=pb.ViewSpec(name=name, sql=VIEW)), timeout=120))
+        stack.callback(boss.DropView, pb.DropViewRequest(name="SOON"), timeout=120)
+        both = stub.Query(pb.QueryRequest(sql="SELECT count(*) FROM SOON, soon"), timeout=60)
+        assert next(both).versions == {"soon": 0}, "only its own view is one"
+        watch = stub.WatchView(pb.WatchViewRequest(name="soon"), timeout=120)
+        boss.DropView(pb.DropViewRequest(name="soon"), timeout=120)
+        assert str(refusal(lambda: watch)) == "there is no view 'soon'; there are no views yet"
 
 
 def test_a_mediator_does_not_see_what_is_hidden_from_it(site: Site) -> None:
@@ -354,21 +392,35 @@ def test_another_protocol_version_is_refused_with_both_named(site: Site) -> None
     with open_channel(site.address("mediator"), site.connection(site.tokens["boss"]), 99) as channel:
         stub = mediator_pb2_grpc.MediatorServiceStub(channel)
         error = refusal(lambda: stub.GetStatus(mediator_pb2.GetStatusRequest(), timeout=60))
-    assert str(error) == "the caller speaks protocol version 99, this server 1: upgrade the older one"
+    both = f"the caller speaks protocol version 99, this server {PROTOCOL_VERSION}"
+    assert str(error) == f"{both}: upgrade the older one"
 
 
 def test_the_audit_log_tells_who_did_what(site: Site) -> None:
     with ExitStack() as stack:
+        boss = site.mediator(stack, site.tokens["boss"])
+        spec = mediator_pb2.ViewSpec(name="short_lived", sql=VIEW)
+        list(boss.CreateView(mediator_pb2.CreateViewRequest(view=spec), timeout=120))
+        boss.DropView(mediator_pb2.DropViewRequest(name="short_lived"), timeout=120)
         reader = site.mediator(stack, site.tokens["reader"])
         assert list(reader.Query(mediator_pb2.QueryRequest(sql="SELECT * FROM v"), timeout=60))
         refusal(lambda: reader.RefreshView(mediator_pb2.RefreshViewRequest(name="v"), timeout=60))
     found = {(r["who"], r["action"], r["target"], r["outcome"]) for r in site.audit("mediator")}
     assert {
         ("boss", "create", "v", "ok"),
+        ("boss", "create", "short_lived", "ok"),
+        ("boss", "drop", "short_lived", "ok"),
         ("reader", "query", "v", "ok"),
         ("reader", "refresh", "v", "FORBIDDEN"),
     } <= found
     assert {"time", "peer", "by", "server"} <= site.audit("mediator")[0].keys()
+    with ExitStack() as stack:
+        reader = site.mediator(stack, site.tokens["reader"])
+        sql = "SELECT CAST('a value' || id AS INTEGER) FROM v"
+        error = refusal(lambda: reader.Query(mediator_pb2.QueryRequest(sql=sql), timeout=60))
+    assert "a value" in str(error), "the caller is told"
+    failed = next(r for r in site.audit("mediator") if r["outcome"] == error.reason)
+    assert not failed.get("detail"), "values of rows are not written down"
     attached = {
         (r["who"], r["by"], r["action"], r["outcome"]) for r in site.audit("shop") + site.audit("crm")
     }
@@ -392,6 +444,7 @@ def scraped(site: Site, server: str, certificate: Pair | None = None) -> dict[tu
 
 
 def test_metrics_are_served_with_the_servers_own_protection(site: Site) -> None:
+    before = scraped(site, "mediator")[("lockstep_view_transactions_total", "v")]
     with SqliteWriter(site.folder / "shop.db") as writer:
         writer.commit("INSERT INTO orders VALUES (9, 10, 'secret card')")
         writer.commit("DELETE FROM orders WHERE id = 9")  # as it was, for the other tests
@@ -399,7 +452,7 @@ def test_metrics_are_served_with_the_servers_own_protection(site: Site) -> None:
     def shown() -> bool:
         seen = scraped(site, "mediator")
         return bool(
-            seen[("lockstep_view_transactions_total", "v")] >= 2
+            seen[("lockstep_view_transactions_total", "v")] >= before + 2
             and not seen[("lockstep_view_pending_transactions", "v")]
         )
 

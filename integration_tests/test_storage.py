@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
@@ -79,17 +81,23 @@ def protection(small_disk: Path) -> Iterator[Callable[[], Protection]]:
         yield begun
 
 
-def test_a_full_disk_and_space_again(site: Site, small_disk: Path) -> None:
-    server, client = site.mediator(small_disk / "warehouse")
-    client.create_view("v", VIEW)
-    site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
-    client.wait_for_version("v", 1)
-    filler = small_disk / "filler"
+def fill(disk: Path) -> Path:
+    """A file that takes all the space there is."""
+    filler = disk / "filler"
     descriptor = os.open(filler, os.O_CREAT | os.O_WRONLY)
     with suppress(OSError):
         while True:
             os.write(descriptor, b"x" * 4096)
     os.close(descriptor)
+    return filler
+
+
+def test_a_full_disk_and_space_again(site: Site, small_disk: Path) -> None:
+    server, client = site.mediator(small_disk / "warehouse")
+    client.create_view("v", VIEW)
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
+    client.wait_for_version("v", 1)
+    filler = fill(small_disk)
     site.writers["one"].commit("INSERT INTO r VALUES (4, 1)")
     wait_for(server, lambda _: bool(client.status().problem))
     status = client.status()
@@ -105,6 +113,24 @@ def test_a_full_disk_and_space_again(site: Site, small_disk: Path) -> None:
     wait_for(server, lambda _: client.status().problem == "")
     assert health(client.address) == SERVING
     assert from_ipc(client.verify("v").arrow).num_rows == 0
+
+
+def test_a_full_temporary_folder_is_named_and_stops_nobody(
+    site: Site, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client = site.mediator()
+    client.create_view("v", VIEW)
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    filler = fill(small_disk)
+    for work in (lambda: client.verify("v"), lambda: client.create_view("w", VIEW)):
+        with pytest.raises(grpc.RpcError) as refused:
+            work()
+        assert f"the temporary folder {small_disk}: the disk is full" in str(refused.value.details())
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
+    client.wait_for_version("v", 1)
+    filler.unlink()
+    assert from_ipc(client.verify("v").arrow).num_rows == 0
+    assert list(small_disk.glob("lockstep-extents-*")) == []
 
 
 def test_a_warehouse_that_becomes_read_only(

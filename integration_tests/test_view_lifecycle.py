@@ -1,0 +1,182 @@
+"""Views that are made, read anew, taken up and dropped while something else happens, or breaks half-way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from algebra.arrow_ipc import from_ipc
+from algebra.decompose import Decomposition
+from algebra.errors import PositionTrimmedError, SourceUnavailableError
+from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
+from mediator.config import ViewSpecConfig
+from mediator.mediator import Mediator
+from mediator.state import MediatorState
+from mediator.views import MaintainedView
+from protos.lockstep.v1 import mediator_pb2 as pb
+
+OTHER = "SELECT r.x FROM one.r AS r"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with ExitStack() as stack:
+        yield Site(stack, tmp_path)
+
+
+def breaks_after_commit(mediator: Mediator) -> None:
+    """The next commit that is not of the maintenance thread happens, and then its disk fails."""
+    left = [1]
+
+    def fault(step: str) -> None:
+        if step == "after versions.commit" and left and threading.current_thread().name != "maintenance":
+            left.clear()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    mediator.warehouse._store.steps._fault = fault
+
+
+def is_at_rest(*rows: tuple[int, int]) -> Callable[[Mediator], bool]:
+    """Whether view v shows these rows of relation r beside those that it began with."""
+
+    def at_rest(mediator: Mediator) -> bool:
+        shown = mediator.warehouse.read("v", mediator.warehouse.newest("v").version).read_all()
+        found = {(row["k"], row["x"]) for row in shown.to_pylist()}
+        return found == {(1, 1), (2, 2), *rows}
+
+    return at_rest
+
+
+def test_a_view_whose_making_failed_after_its_commit_is_kept(site: Site) -> None:
+    server, client = site.mediator()
+    breaks_after_commit(inside(server))
+    with pytest.raises(grpc.RpcError, match="the disk reports errors"):
+        client.create_view("v", ALONE)
+    wait_for(server, lambda mediator: "v" in mediator.views)
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 3)")
+    client.wait_for_version("v", 1)
+    assert client.bag("v") == Counter({(1, 1): 1, (2, 2): 1, (3, 3): 1})
+
+
+def test_a_refresh_of_a_paused_view_that_failed_after_its_commit_can_be_repeated(site: Site) -> None:
+    server, client = site.mediator()
+    client.create_view("v", ALONE)
+    mediator = inside(server)
+    mediator._state.pause(mediator.views["v"], PositionTrimmedError("lost, for a test"))
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 3)")
+    breaks_after_commit(mediator)
+    with pytest.raises(grpc.RpcError, match="the disk reports errors"):
+        client.refresh("v")
+    client.refresh("v")
+    site.writers["one"].commit("INSERT INTO r VALUES (4, 4)")
+    wait_for(server, is_at_rest((3, 3), (4, 4)))
+    assert client.view("v").state == "maintained"
+
+
+def test_a_refresh_of_a_kept_view_that_failed_after_its_commit_stops_nobody(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its one version took the place of several transactions, which are queued under other numbers."""
+    server, client = site.mediator()
+    client.create_view("v", ALONE)
+    client.create_view("w", OTHER)
+    mediator = inside(server)
+    recomputed = mediator._recomputer._recomputed
+    writer = site.writers["one"]
+
+    @contextmanager
+    def busy(*given: Any, **named: Any) -> Iterator[Any]:
+        writer.commit("INSERT INTO r VALUES (4, 4)")
+        writer.commit("INSERT INTO r VALUES (5, 5)")
+        with recomputed(*given, **named) as found:
+            writer.commit("INSERT INTO r VALUES (6, 6)")
+            wait_for(server, lambda m: len(m.views["v"].queue) == 3)
+            yield found
+
+    monkeypatch.setattr(mediator._recomputer, "_recomputed", busy)
+    breaks_after_commit(mediator)
+    with pytest.raises(grpc.RpcError, match="the disk reports errors"):
+        client.refresh("v")
+    writer.commit("INSERT INTO r VALUES (9, 9)")
+    wait_for(server, is_at_rest((4, 4), (5, 5), (6, 6), (9, 9)))
+    client.wait_for_version("w", 4)
+    wait_for(server, lambda m: not m.storage_problem[0])
+    monkeypatch.undo()
+    assert from_ipc(client.verify("v").arrow).num_rows == 0
+
+
+def test_a_paused_view_that_is_refreshed_is_followed_by_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The maintenance thread looks at the view in the moment in which it is neither paused nor followed."""
+    server, client = site.mediator()
+    client.create_view("v", VIEW)
+    mediator = inside(server)
+    view = mediator.views["v"]
+    mediator._state.pause(view, PositionTrimmedError("lost, for a test"))
+    wait_for(server, lambda _: view.parked)
+    follow = MediatorState.follow
+    followers: list[str] = []
+
+    def late(self: MediatorState, followed: MaintainedView) -> None:
+        followers.append(threading.current_thread().name)
+        if threading.current_thread().name != "maintenance":
+            for _ in range(3):  # the maintenance thread has every chance
+                with self.changed:
+                    self.changed.notify_all()
+                    self.changed.wait(0.2)
+        follow(self, followed)
+
+    monkeypatch.setattr(MediatorState, "follow", late)
+    client.refresh("v")
+    assert "maintenance" not in followers
+    assert len(followers) == 1
+    refreshed = client.view("v").version
+    site.writers["two"].commit("INSERT INTO s VALUES (1, 11)")
+    site.writers["one"].commit("INSERT INTO r VALUES (4, 1)")
+    client.wait_for_version("v", refreshed + 2)
+    assert from_ipc(client.verify("v").arrow).num_rows == 0
+
+
+@pytest.mark.parametrize("source", ["answers", "is away"])
+def test_a_view_that_is_dropped_while_it_is_taken_up_stays_dropped(
+    site: Site, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    server, client = site.mediator()
+    client.create_view("v", ALONE)
+    client.create_view("w", OTHER)
+    server.stop(0)
+    explain = Mediator.explain
+    asked, dropped, tried = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(self: Mediator, spec: ViewSpecConfig) -> Decomposition:
+        if threading.current_thread().name != "attach" or spec.name != "v" or tried.is_set():
+            return explain(self, spec)
+        asked.set()
+        assert dropped.wait(PATIENCE)
+        tried.set()
+        if source == "is away":
+            raise SourceUnavailableError("nothing answers, for a test")
+        return explain(self, spec)
+
+    monkeypatch.setattr(Mediator, "explain", slow)
+    server, client = site.mediator()
+    assert asked.wait(PATIENCE)
+    client.stub.DropView(pb.DropViewRequest(name="v"))
+    dropped.set()
+    wait_for(server, lambda mediator: "w" in mediator.views)
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 3)")
+    client.wait_for_version("w", 1)
+    assert list(inside(server).views) == ["w"]
+    wait_for(server, lambda mediator: not mediator._state.detached)
+    client.create_view("v", ALONE)
+    assert client.bag("v") == Counter({(1, 1): 1, (2, 2): 1, (3, 3): 1})
