@@ -38,7 +38,7 @@ demo: setup ## Show Lockstep at work, start to end, on this machine
 
 .PHONY: test
 test: setup ## Run every test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations 25 $(ARGS)
 
 .PHONY: lint
 lint: setup ## Check style, formatting, types and the dependency rule

@@ -4,6 +4,7 @@
   `#fragment` to a heading.
 - Every `$ lockstep …` and `$ make …` line in a fenced `console` block names a command, options and a target
   that exist.
+- Every `test_…` that a page names is a test.
 - The table in docs/adapters.md is what the adapters declare.
 - No text file of the repository names a path that exists only on somebody's machine.
 
@@ -38,6 +39,8 @@ _EXTERNAL = re.compile(r"^[a-z][a-z0-9+.-]*:|^//", re.IGNORECASE)
 _TARGET = re.compile(r"^([a-z][\w-]*):", re.MULTILINE)
 # An absolute path below a folder that differs between machines; not a part of a URL or of a longer path.
 _MACHINE_PATH = re.compile(r"(?<![\w./:~$}*-])/(?:home|root|work|tmp|Users|var/folders)/[\w.-]+")
+_TEST = re.compile(r"`(test_\w+)`")
+_TEST_MADE = re.compile(r"^\s*def (test_\w+)\(", re.MULTILINE)
 _SHELL_STOPS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>", "2>&1"})
 
 
@@ -199,6 +202,22 @@ def _make_problem(words: list[str]) -> str | None:
     return f"there is no make target {unknown[0]}" if unknown else None
 
 
+def check_tests(page: Path) -> Iterator[Problem]:
+    """Tests that the page names and that do not exist."""
+    for line in lines_of(page):
+        for name in _TEST.findall(line.text) if line.fence is None else ():
+            if name not in _tests():
+                yield Problem(page, line.number, f"names {name}, which is no test")
+
+
+@cache
+def _tests() -> frozenset[str]:
+    sources = [file for file in repository_files() if file.suffix == ".py"]
+    return frozenset(
+        name for file in sources for name in _TEST_MADE.findall(file.read_text(encoding="utf-8"))
+    )
+
+
 def check_machine_paths(files: Iterable[Path]) -> Iterator[Problem]:
     """Places where a file names a path of one machine."""
     for file in files:
@@ -248,7 +267,7 @@ def check_adapter_table(page: Path) -> Iterator[Problem]:
 
 def problems() -> list[Problem]:
     """Everything that is wrong, in the order of files and lines."""
-    per_page: list[Callable[[Path], Iterator[Problem]]] = [check_links, check_commands]
+    per_page: list[Callable[[Path], Iterator[Problem]]] = [check_links, check_commands, check_tests]
     found = [problem for page in pages() for check in per_page for problem in check(page)]
     found += check_adapter_table(ROOT / "docs" / "adapters.md")
     return sorted([*found, *check_machine_paths(repository_files())])
