@@ -281,14 +281,31 @@ class Backlog:
     def _store(self, after: Position, run: Changes, relations: Collection[str]) -> None:
         """Store what was read, in halves where rows have turned out larger than they were lately."""
         if self._fits(run):
-            self._store_one(after, run, relations)
+            tables = {name: table for name, table in run.tables.items() if name in relations}
+            self._stored.append(self._written(after, replace(run, tables=tables)))
+            self._merge_last()
             return
         half = len(run) // 2
         self._store(after, run.part(0, half), relations)
         self._store(run.positions[half - 1], run.part(half, len(run)), relations)
 
-    def _store_one(self, after: Position, run: Changes, relations: Collection[str]) -> None:
-        tables = {name: table for name, table in run.tables.items() if name in relations}
+    def _merge_last(self) -> None:
+        """Make one run of the last two while they are of about the same size, and fit one.
+
+        Who looks at a source often finds few transactions each time, and every answer looks through every
+        run. So there are few of them, and a row is written again as often as its run doubles. Should the next
+        run come to begin inside of one, that one is the last, and is read again.
+        """
+        while len(self._stored) > 1:
+            before, last = self._stored[-2:]
+            if before.weight > 2 * last.weight or before.weight + last.weight > self._most_rows:
+                return
+            self._stored[-2:] = [self._written(before.after, Changes.joined([before.read(), last.read()]))]
+            before.remove()
+            last.remove()
+
+    def _written(self, after: Position, run: Changes) -> _Stored:
+        """A run in files of its own."""
         marks = [run.part_of.get(index) for index in range(len(run))]
         entries = pa.table(
             [
@@ -305,14 +322,12 @@ class Backlog:
             schema=_ENTRIES,
         )
         try:
-            self._stored.append(
-                _Stored(
-                    after,
-                    run.positions[-1],
-                    max(len(run), _weight(run)),
-                    self._write(entries),
-                    {name: self._write_table(table) for name, table in tables.items()},
-                )
+            return _Stored(
+                after,
+                run.positions[-1],
+                max(len(run), _weight(run)),
+                self._write(entries),
+                {name: self._write_table(table) for name, table in run.tables.items()},
             )
         except OSError as error:
             raise StorageError(

@@ -206,7 +206,7 @@ def test_a_view_that_is_ahead_is_answered_while_another_catches_up(seed: int) ->
         world.transact()
     found.define("chain", start)
     while found.followed["chain"].at < start + 25:
-        found.credit(1)
+        found.credit(4)
         found.ask("two")
         found.ask("chain")
         found.turn()
@@ -263,6 +263,22 @@ def test_what_was_read_ahead_is_read_once(monkeypatch: pytest.MonkeyPatch) -> No
     found.settle()
     assert found.runs > 8
     assert asked == list(range(7, world.position.ordinal + 1)), "each once, in order"
+    found.close()
+
+
+def test_a_backlog_that_is_looked_at_often_is_a_few_runs() -> None:
+    """An answer looks through each of them; they must not become as many as there were looks."""
+    found = follower(4, 1000)
+    found.define("two", found.world.position.ordinal)
+    for _ in range(100):
+        found.world.transact()
+        found.ask("two")
+        found.turn()
+    assert found.answered == 100
+    assert found.runs == 0
+    assert 1 <= len(found.processor._backlog._stored) <= 9
+    found.settle()
+    assert found.runs == 1
     found.close()
 
 
