@@ -3,7 +3,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,6 @@ def test_an_unreachable_mediator_is_one_line(run: Run, command: list[str]) -> No
     with socket.socket() as taken:  # bound and not listening: refuses
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        begun = time.monotonic()
         result = run(*command, "--address", address)
     assert result.exit_code == 1
     assert result.stderr.startswith(
@@ -73,7 +71,6 @@ def test_an_unreachable_mediator_is_one_line(run: Run, command: list[str]) -> No
     )
     assert len(result.stderr.splitlines()) == 1
     assert result.stdout == ""
-    assert time.monotonic() - begun < 4
 
 
 def test_a_mediator_that_does_not_answer_times_out(run: Run) -> None:

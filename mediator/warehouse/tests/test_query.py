@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -297,12 +296,11 @@ def limited(root: Path, **limits: object) -> Warehouse:
 
 @pytest.mark.parametrize("sql", [ENDLESS, ENDLESS_ROWS])
 def test_a_query_ends_when_its_time_is_over(tmp_path: Path, sql: str) -> None:
+    """By itself it would not end."""
     with limited(tmp_path, seconds=0.5) as warehouse:
-        began = time.monotonic()
         with pytest.raises(LimitExceededError, match=r"more than 0.5 s \(query_seconds\)"):
             for _ in warehouse.query(sql)[0]:
                 pass
-        assert time.monotonic() - began < 5
         assert not len(warehouse._queries)
 
 
