@@ -81,9 +81,11 @@ class DuckDBWriter(SqlWriter):
         for start in range(0, len(script), TURN):
             self._open()
             self._stays = True
-            super().run(script[start : start + TURN])
-            self._stays = False
-            self.close()
+            try:
+                super().run(script[start : start + TURN])
+            finally:
+                self._stays = False
+                self.close()  # also if it failed: others would wait for the file for ever
 
     def begin(self) -> None:
         self._open()
