@@ -5,8 +5,6 @@ Extents pass through; they are dropped as soon as they are joined. The sources a
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from algebra.arrow_ipc import from_ipc
 from algebra.errors import DataError, LimitExceededError
 from algebra.local_view import LocalView
 from algebra.position import Position
+from algebra.scratch import ScratchFolder
 from algebra.weight import weight
 from mediator.channel import SourceChannel
 from mediator.storage_errors import storage_error
@@ -44,15 +43,12 @@ def loaded_extents(
     views: Sequence[LocalView], channels: Mapping[str, SourceChannel], progress: Progress, most_rows: int
 ) -> Iterator[Loaded]:
     """The extents of these local views, at most so many rows of each source; gone when the block ends."""
-    spool = Path(tempfile.mkdtemp(prefix="lockstep-extents-"))
-    try:
+    with ScratchFolder("extents") as spool:
         try:
             loaded = _load(views, channels, spool, progress, most_rows)
         except OSError as error:
             raise storage_error(error, f"the temporary folder {spool.parent}") or error from None
         yield loaded
-    finally:
-        shutil.rmtree(spool, ignore_errors=True)
 
 
 def _load(

@@ -42,6 +42,7 @@ from algebra.errors import ResyncRequiredError, StorageError
 from algebra.local_view import Keys
 from algebra.position import Position
 from algebra.schema import COUNT
+from algebra.scratch import ScratchFolder
 from algebra.weight import weight
 from protos.convert import global_transaction_from_proto, global_transaction_to_proto
 from protos.lockstep.v1 import wrapper_pb2 as pb
@@ -130,7 +131,7 @@ class Backlog:
         self._row_weight = float(_FIRST_SHARE)
         """What a row has weighed lately."""
         self._engine = engine
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: ScratchFolder | None = None
         self._stored: list[_Stored] = []
         self._files = 0
 
@@ -275,7 +276,7 @@ class Backlog:
     def close(self) -> None:
         self.clear()
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.close()
             self._folder = None
 
     def _store(self, after: Position, run: Changes, relations: Collection[str]) -> None:
@@ -341,9 +342,9 @@ class Backlog:
 
     def _write(self, table: pa.Table) -> Path:
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="lockstep-backlog-")
+            self._folder = ScratchFolder("backlog")
         self._files += 1
-        path = Path(self._folder.name) / f"{self._files}.arrow"
+        path = self._folder.path / f"{self._files}.arrow"
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
         return path

@@ -17,7 +17,6 @@ So the engines of one process take turns on a file.
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ import duckdb
 
 from adapters.shadow.sql import quote, text
 from algebra.errors import DataError, LockstepError, SourceUnavailableError
+from algebra.scratch import ScratchFolder
 
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.025
@@ -62,7 +62,7 @@ class Engine:
         }
         if memory_limit is not None:
             self._settings["memory_limit"] = memory_limit
-        self._spill: tempfile.TemporaryDirectory[str] | None = None
+        self._spill: ScratchFolder | None = None
         self._closed = threading.Event()
         self._engine: duckdb.DuckDBPyConnection | None = None
 
@@ -73,8 +73,8 @@ class Engine:
             raise SourceUnavailableError(f"source {self.source!r}: the adapter is closed")
         if self._engine is None:
             if self._spill is None:
-                self._spill = tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True)
-            self._engine = duckdb.connect(config={**self._settings, "temp_directory": self._spill.name})
+                self._spill = ScratchFolder("source")
+            self._engine = duckdb.connect(config={**self._settings, "temp_directory": str(self._spill.path)})
             self._engine.execute("SET GLOBAL TimeZone = 'UTC'")
             # Where it takes the process for an interactive one, it would draw on the standard output.
             self._engine.execute("SET enable_progress_bar = false")
@@ -110,7 +110,7 @@ class Engine:
             engine.close()
         spill, self._spill = self._spill, None
         if spill is not None:
-            spill.cleanup()
+            spill.close()
 
     def _detach(self, connection: duckdb.DuckDBPyConnection, alias: str) -> None:
         try:

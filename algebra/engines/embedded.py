@@ -8,7 +8,6 @@ concerns few rows, and evaluates no expression, is left to the reference engine.
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from algebra.errors import OrderingViolationError
 from algebra.local_view import Keys
 from algebra.plan import Hop, SweepPlan
 from algebra.schema import COUNT
+from algebra.scratch import ScratchFolder
 from algebra.sql_types import duckdb_type
 
 DIALECT = "duckdb"
@@ -54,13 +54,13 @@ class EmbeddedEngine(Engine):
         few_rows: int = 64,
     ) -> None:
         # DuckDB's own choice is the working directory, which is not ours to fill.
-        self._spill = tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True)
+        self._spill = ScratchFolder("engine")
         self._connection = duckdb.connect(
             config={
                 "threads": threads,
                 "memory_limit": memory_limit,
                 "preserve_insertion_order": "false",
-                "temp_directory": self._spill.name,
+                "temp_directory": str(self._spill.path),
             }
         )
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class EmbeddedEngine(Engine):
 
     def close(self) -> None:
         self._connection.close()
-        self._spill.cleanup()
+        self._spill.close()
 
     def connect(self) -> duckdb.DuckDBPyConnection:
         """One more connection, with tables of its own and the same bound for all."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import sys
 import tempfile
 import uuid
@@ -40,6 +39,7 @@ from algebra.errors import ConfigurationError
 from algebra.local_view import Keys
 from algebra.plan import Hop, SweepPlan
 from algebra.schema import COUNT
+from algebra.scratch import ScratchFolder
 from mediator.engines.java import use_java
 
 DIALECT = "spark"
@@ -126,11 +126,10 @@ def _not_by_reference(key: str) -> ConfigurationError:
 
 def _private_folders(places: str) -> str:
     """A new folder in each of these places: Spark's files with rows can be read by whoever can enter it."""
-    folders = []
-    for place in places.split(","):
-        folders.append(tempfile.mkdtemp(prefix="lockstep-spark-", dir=place.strip()))
-        atexit.register(shutil.rmtree, folders[-1], ignore_errors=True)
-    return ",".join(folders)
+    folders = [ScratchFolder("spark", place.strip()) for place in places.split(",")]
+    for folder in folders:
+        atexit.register(folder.close)
+    return ",".join(str(folder.path) for folder in folders)
 
 
 def active_session() -> SparkSession | None:
@@ -159,13 +158,13 @@ class SparkEngine(Engine):
         small = pa.table({"k": range(1000), "v": [f"value {i}" for i in range(1000)], COUNT: [1] * 1000})
         numbers = range(WARM_UP_ROWS)
         large = pa.table({"k": [i % 1000 for i in numbers], "n": numbers, COUNT: [1] * len(numbers)})
-        with self._tables({"s": small, "l": large}) as prefix, tempfile.TemporaryDirectory() as directory:
+        with self._tables({"s": small, "l": large}) as prefix, ScratchFolder("spark") as directory:
             sql = (
                 f"SELECT /*+ BROADCAST(s) */ l.*, s.v, l.{COUNT} * s.{COUNT} AS c FROM {prefix}l AS l "
                 f"JOIN {prefix}s AS s ON l.k = s.k WHERE CASE WHEN l.n >= s.k THEN TRUE ELSE FALSE END"
             )
             for _ in range(WARM_UP_ROUNDS):
-                self._result(self._session.sql(sql), large.schema, Path(directory))
+                self._result(self._session.sql(sql), large.schema, directory)
             self._session.sql(f"{sql} AND l.n < 100").toArrow()
 
     def failure(self) -> str:
@@ -269,10 +268,10 @@ class SparkEngine(Engine):
     def _tables(self, tables: Mapping[str, Relation | tuple[Path, ...]]) -> Iterator[str]:
         """Temporary views on these tables and files; their names begin with the prefix that is given."""
         prefix = f"lockstep_{uuid.uuid4().hex}_"
-        with tempfile.TemporaryDirectory(prefix="lockstep-spark-") as spool:
+        with ScratchFolder("spark") as spool:
             try:
                 for name, table in tables.items():
-                    frame = self._frame(table, Path(spool) / f"{name}.parquet")
+                    frame = self._frame(table, spool / f"{name}.parquet")
                     frame.createOrReplaceTempView(f"{prefix}{name}")
                 yield prefix
             finally:

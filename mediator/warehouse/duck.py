@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
+from algebra.scratch import ScratchFolder
 from mediator.warehouse.query import query_error
 from mediator.warehouse.scan import Scan
 from mediator.warehouse.storage import literal
@@ -25,9 +25,9 @@ class Duck:
 
     def __init__(self, root: Path) -> None:
         # DuckDB may read and write whatever lies beside its spilled rows, so they get a folder of their own.
-        self._spill = tempfile.TemporaryDirectory(prefix="lockstep-")
+        self._spill = ScratchFolder("warehouse")
         self._connection = duckdb.connect(
-            config={"python_enable_replacements": False, "temp_directory": self._spill.name}
+            config={"python_enable_replacements": False, "temp_directory": str(self._spill.path)}
         )
         self._connection.execute("SET TimeZone = 'UTC'")
         self._connection.execute(f"SET allowed_directories = [{literal(str(root))}]")
@@ -52,7 +52,7 @@ class Duck:
 
     def close(self) -> None:
         self._connection.close()
-        self._spill.cleanup()
+        self._spill.close()
 
 
 def register(cursor: duckdb.DuckDBPyConnection, scan: Scan) -> None:

@@ -7,7 +7,6 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -387,7 +386,7 @@ def test_files_are_gone_when_all_is_reported() -> None:
     found.settle()
     backlog = found.processor._backlog
     assert backlog._folder is not None
-    folder = Path(backlog._folder.name)
+    folder = backlog._folder.path
     world.transact()
     found.settle()
     assert list(folder.iterdir()) == []
