@@ -27,6 +27,7 @@ from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
 from lab.soak.deployment import Deployment, Settings, wait_until
 from lab.soak.proxy import FAIR, Weather
 from lab.soak.reader import Reader
+from mediator import channel
 from mediator.process import MaintenanceProcess
 from mediator.server import MediatorServer
 from mediator.update_queue import DeliveredRun, UpdateMessageQueue
@@ -403,17 +404,17 @@ def test_a_connection_that_breaks_often_does_not_fill_the_mediator(site: Site) -
     """What waits keeps its share of credit: a new stream is no reason to send as much again."""
     server, client = site.mediator(umq_rows=50)
     client.create_view("v", ALONE)
-    view, channel = inside(server).views["v"], inside(server).channels["one"]
+    view, one = inside(server).views["v"], inside(server).channels["one"]
     with view.installing:
         for k in range(10, 90):
             site.writers["one"].commit(f"INSERT INTO r VALUES ({k}, 1)")
-        wait_for(server, lambda mediator: channel.owed >= mediator.config.credit_rows)
+        wait_for(server, lambda mediator: one.owed >= mediator.config.credit_rows)
         waits = view.queue.cost
         for _ in range(3):
             break_and_wait(site, server, "one")
         assert view.queue.cost == waits
     client.wait_for_version("v", 80)
-    wait_for(server, lambda mediator: channel.owed == 0)
+    wait_for(server, lambda mediator: one.owed == 0)
 
 
 def test_a_batch_that_is_too_large_for_the_engine_is_tried_in_smaller_ones(
@@ -445,6 +446,30 @@ def test_a_batch_that_is_too_large_for_the_engine_is_tried_in_smaller_ones(
     assert client.bag("v").total() == 52
 
 
+def test_a_batch_of_too_many_keys_for_one_query_is_tried_in_smaller_ones(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrapper refuses a larger message with its whole stream, and every view over the source with it."""
+    monkeypatch.setattr(channel, "MOST_QUERY_BYTES", 3000)
+    server, client = site.mediator()
+    client.create_view("v", VIEW)
+    with inside(server).views["v"].installing:
+        for k in range(10, 410):
+            site.writers["one"].commit(f"INSERT INTO r VALUES ({k}, {k})")
+        wait_for(server, lambda found: len(found.views["v"].queue) == 400)
+    site.writers["two"].commit("INSERT INTO s VALUES (200, 5)")
+    client.wait_for_version("v", 401)
+    assert client.view("v").state == "maintained"
+    assert client.bag("v") == Counter({(1, 1, 10): 1, (2, 2, 20): 1, (200, 200, 5): 1})
+    site.writers["one"].commit(f"INSERT INTO r VALUES {', '.join(f'({k}, {k})' for k in range(1000, 1400))}")
+    wait_for(server, lambda found: bool(found.views["v"].problem))
+    assert "a query to source 'two' would carry" in client.view("v").problem
+    assert inside(server).channels["two"].connected
+    assert client.view("v").version == 401
+    client.refresh("v")
+    assert client.bag("v") == Counter({(1, 1, 10): 1, (2, 2, 20): 1, (200, 200, 5): 1})
+
+
 def test_verifying_changes_nothing_of_what_sources_may_send(site: Site) -> None:
     """Credit that it gave for good would add to the bound, and stop a source while the others are quiet."""
     server, client = site.mediator(umq_rows=60)
@@ -454,5 +479,5 @@ def test_verifying_changes_nothing_of_what_sources_may_send(site: Site) -> None:
     for k in range(10, 310):
         site.writers["one"].commit(f"INSERT INTO r VALUES ({k}, 1)")
     client.wait_for_version("v", 300)
-    wait_for(server, lambda mediator: [channel.owed for channel in mediator.channels.values()] == [0, 0])
+    wait_for(server, lambda mediator: [source.owed for source in mediator.channels.values()] == [0, 0])
     assert from_ipc(client.verify("v").arrow).num_rows == 0

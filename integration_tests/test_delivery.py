@@ -6,6 +6,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ import pytest
 from algebra.arrow_ipc import from_ipc
 from algebra.errors import OrderingViolationError
 from algebra.position import Position
-from integration_tests.site import ALONE, VIEW, Site, inside, wait_for
+from algebra.sweep import Answer
+from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
 from mediator import process, update_queue
 from mediator.acknowledgements import Acknowledgements
+from mediator.open_queries import Query
 from mediator.reported_views import SourceUpdate
 from mediator.views import MaintainedView
 from protos.convert import now
@@ -154,4 +157,40 @@ def test_what_fails_after_a_commit_stops_nobody_and_repeats_nothing(
     expected = Counter([(1, 1, 10), (2, 2, 20), (3, 1, 10), (1, 1, 11), (3, 1, 11)])
     assert (client.bag("v"), client.view("v").version) == (expected, 2)
     wait_for(server, lambda mediator: not mediator.storage_problem[0])
+    assert from_ipc(client.verify("v").arrow).num_rows == 0
+
+
+@pytest.mark.parametrize("algorithm", ["eca", "eca-key"])
+def test_an_answer_is_not_overtaken_by_an_update_that_came_after_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    """Who asks may be kept from going on for any time, right when the query has left."""
+    writer = site.writers["one"]
+    writer.commit(
+        "CREATE TABLE a (k INTEGER PRIMARY KEY, x INTEGER)",
+        "CREATE TABLE b (j INTEGER PRIMARY KEY, x INTEGER)",
+        "INSERT INTO a VALUES (1, 1)",
+    )
+    server, client = site.mediator()
+    client.create_view(
+        "v", "SELECT a.k, b.j, a.x FROM one.a AS a JOIN one.b AS b ON a.x = b.x", maintenance=algorithm
+    )
+    channel = inside(server).channels["one"]
+    ask = channel.ask
+    asked: list[Future[Answer]] = []
+
+    def interrupted(query: Query, answer: Future[Answer]) -> None:
+        ask(query, answer)
+        asked.append(answer)
+        if len(asked) == 1:
+            answer.result(timeout=PATIENCE)
+            writer.commit("INSERT INTO b VALUES (5, 7)")
+            wait_for(server, lambda _: channel.counters.transactions == 2)
+
+    monkeypatch.setattr(channel, "ask", interrupted)
+    writer.commit("INSERT INTO a VALUES (2, 7)")
+    wait_for(server, lambda _: channel.counters.transactions == 2)
+    wait_for(server, lambda mediator: not len(mediator.views["v"].queue))
+    assert asked
+    assert client.bag("v") == Counter([(2, 5, 7)])
     assert from_ipc(client.verify("v").arrow).num_rows == 0

@@ -22,6 +22,7 @@ from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
 from lab.soak.proxy import FAIR, Weather
 from mediator.backoff import Backoff
 from mediator.channel import SourceChannel
+from mediator.process import MaintenanceProcess
 from wrapper import query_processor
 
 
@@ -114,6 +115,29 @@ def test_a_source_that_is_there_but_does_not_answer_holds_up_its_own_views_only(
     site.writers["one"].commit("DELETE FROM r WHERE k = 3")
     client.wait_for_version("v", 4)
     client.wait_for_version("alone", 4)
+
+
+def test_a_source_that_is_back_when_its_view_is_given_up_costs_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is decided a moment before, and the source may answer in between."""
+    given_up: list[str] = []
+    give_up = MaintenanceProcess.give_up
+
+    def noted(process: MaintenanceProcess) -> None:
+        give_up(process)
+        given_up.append(process.view.name)
+
+    monkeypatch.setattr(MaintenanceProcess, "is_overdue", property(lambda process: process.is_asking))
+    monkeypatch.setattr(MaintenanceProcess, "give_up", noted)
+    _, client = site.mediator()
+    client.create_view("v", VIEW)
+    site.proxies["two"].weather = Weather(delay=0.2)
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
+    client.wait_for_version("v", 1)
+    assert given_up
+    assert client.view("v").state == "maintained"
+    assert client.bag("v") == Counter({(1, 1, 10): 1, (2, 2, 20): 1, (3, 1, 10): 1})
 
 
 def test_a_slow_network_is_only_slow(site: Site) -> None:

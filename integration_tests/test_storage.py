@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -16,9 +17,12 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from algebra.arrow_ipc import from_ipc
+from algebra.errors import StorageError
 from integration_tests.processes import run_lockstep
-from integration_tests.site import VIEW, Site, inside, wait_for
+from integration_tests.site import ALONE, VIEW, Site, inside, wait_for
 from integration_tests.test_network import health
+from mediator.backoff import Backoff, Retries
+from mediator.config import ViewSpecConfig
 from mediator.storage_errors import storage_error
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -203,6 +207,116 @@ def test_a_warehouse_of_which_writes_say_that_it_is_read_only(site: Site) -> Non
     read_only = False
     client.wait_for_version("v", 1)
     assert client.bag("v").total() == 3
+
+
+def test_a_view_that_could_not_be_made_leaves_nothing(site: Site, small_disk: Path) -> None:
+    """Its rows were on the disk already, and would take the space that others need."""
+    server, client = site.mediator(small_disk / "warehouse")
+    client.create_view("v", ALONE)
+    before = sorted((small_disk / "warehouse" / "data").iterdir())
+    writer = site.writers["one"]
+    writer.commit(
+        "CREATE TABLE wide (k INTEGER, t TEXT)",
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000) "
+        "INSERT INTO wide SELECT i, hex(randomblob(300)) FROM n",
+    )
+
+    def fault(name: str) -> None:
+        if name == "before state.commit":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = inside(server).warehouse._store
+    store.steps._fault = fault
+    with pytest.raises(grpc.RpcError, match="the disk is full"):
+        client.create_view("w", "SELECT w.k, w.t FROM one.wide AS w")
+    assert sorted((small_disk / "warehouse" / "data").iterdir()) == before
+    assert not store.guarded
+    store.steps._fault = lambda _: None
+    client.create_view("w", "SELECT w.k, w.t FROM one.wide AS w")
+    assert client.bag("w").total() == 3000
+
+
+def test_a_configured_view_that_the_disk_does_not_take_is_not_loaded_again_at_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    retries = Retries(lambda: Backoff(1.0, 30.0, uniform=lambda: 0.0), clock)
+    server, _ = site.mediator()
+    mediator = inside(server)
+    loads: list[str] = []
+    full = [True]
+
+    def create(spec: ViewSpecConfig, _: object) -> None:
+        loads.append(spec.name)
+        if full:
+            raise StorageError("the disk is full")
+        mediator._refused_configured.add(spec.name)  # as if it was there
+
+    monkeypatch.setattr(mediator, "_retries", retries)
+    monkeypatch.setattr(mediator, "create_view", create)
+    monkeypatch.setattr(mediator, "config", replace(mediator.config, views=(ViewSpecConfig("v", ALONE),)))
+    wait_for(server, lambda _: len(loads) == 1)
+    looks = clock.looks
+    wait_for(server, lambda _: clock.looks > looks + 3)
+    assert len(loads) == 1
+    clock.now = 1.0
+    wait_for(server, lambda _: len(loads) == 2)
+    looks = clock.looks
+    wait_for(server, lambda _: clock.looks > looks + 3)
+    assert len(loads) == 2
+    full.clear()
+    clock.now = 3.0
+    wait_for(server, lambda _: len(loads) == 3)
+
+
+def test_it_is_told_that_the_disk_works_again_also_if_nothing_waits_to_be_stored(
+    site: Site, small_disk: Path
+) -> None:
+    server, client = site.mediator(small_disk / "warehouse")
+    client.create_view("v", ALONE)
+    filler = fill(small_disk)
+    inside(server)._state.write_failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert health(client.address) == NOT_SERVING
+    tried: list[bool] = []
+    try_writing = inside(server).warehouse.try_writing
+
+    def counted() -> None:
+        try:
+            try_writing()
+        finally:
+            tried.append(True)
+
+    inside(server).warehouse.try_writing = counted  # type: ignore[method-assign]
+    wait_for(server, lambda _: len(tried) >= 2)
+    assert health(client.address) == NOT_SERVING
+    filler.unlink()
+    wait_for(server, lambda _: client.status().problem == "")
+    assert health(client.address) == SERVING
+
+
+def test_a_refresh_that_could_be_stored_ends_the_problem(site: Site) -> None:
+    server, client = site.mediator()
+    client.create_view("v", ALONE)
+    state = inside(server)._state
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    inside(server).warehouse.try_writing = full  # type: ignore[method-assign]
+    state.storage_failed("full")
+    client.refresh("v")
+    assert not state.problem
+
+
+class FakeClock:
+    """Time that stands still; it counts how often somebody looked."""
+
+    now = 0.0
+    looks = 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return self.now
 
 
 STEPS = [

@@ -18,10 +18,12 @@ from algebra.arrow_ipc import from_ipc
 from algebra.decompose import Decomposition
 from algebra.errors import PositionTrimmedError, SourceUnavailableError
 from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
+from mediator.acknowledgements import Acknowledgements
 from mediator.config import ViewSpecConfig
+from mediator.maintainer import Maintainer
 from mediator.mediator import Mediator
 from mediator.state import MediatorState
-from mediator.views import MaintainedView
+from mediator.views import MaintainedView, spec_from_json
 from protos.lockstep.v1 import mediator_pb2 as pb
 
 OTHER = "SELECT r.x FROM one.r AS r"
@@ -180,3 +182,128 @@ def test_a_view_that_is_dropped_while_it_is_taken_up_stays_dropped(
     wait_for(server, lambda mediator: not mediator._state.detached)
     client.create_view("v", ALONE)
     assert client.bag("v") == Counter({(1, 1): 1, (2, 2): 1, (3, 3): 1})
+
+
+@pytest.mark.parametrize("action", ["_begin_round", "_settle", "_park"])
+def test_what_was_due_for_a_dropped_view_does_nothing_to_a_new_one_of_its_name(
+    site: Site, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """The maintenance thread decides what is due, and carries it out a moment later."""
+    spec = {"maintenance": "nested-sweep"} if action == "_settle" else {}
+    decided, goes_on = threading.Event(), threading.Event()
+    act = getattr(Maintainer, action)
+
+    def late(self: Maintainer, about: Any) -> None:
+        if not decided.is_set():
+            decided.set()
+            assert goes_on.wait(PATIENCE)
+        act(self, about)
+
+    monkeypatch.setattr(Maintainer, action, late)
+    server, client = site.mediator()
+    client.create_view("v", ALONE, **spec)
+    if action == "_park":
+        inside(server)._state.pause(inside(server).views["v"], PositionTrimmedError("lost, for a test"))
+    else:
+        site.writers["one"].commit("INSERT INTO r VALUES (3, 3)")
+    assert decided.wait(PATIENCE)
+    inside(server).drop_view("v")
+    client.create_view("v", ALONE, **spec)
+    before = client.bag("v")
+    goes_on.set()
+    site.writers["one"].commit("INSERT INTO r VALUES (4, 4)")
+    client.wait_for_version("v", 1)
+    assert client.bag("v") == before + Counter({(4, 4): 1})
+    assert client.view("v").version == 1
+    assert from_ipc(client.verify("v").arrow).num_rows == 0
+
+
+def test_a_paused_view_that_is_dropped_while_it_is_refreshed_is_not_followed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = site.mediator()
+    client.create_view("v", ALONE)
+    mediator = inside(server)
+    view = mediator.views["v"]
+    mediator._state.pause(view, PositionTrimmedError("lost, for a test"))
+    wait_for(server, lambda _: view.parked)
+    install = mediator.warehouse.install
+    drop = threading.Thread(target=mediator.drop_view, args=("v",))
+
+    def dropped_meanwhile(installs: Any) -> Any:
+        drop.start()
+        wait_for(server, lambda m: "v" not in m.views)
+        return install(installs)
+
+    monkeypatch.setattr(mediator.warehouse, "install", dropped_meanwhile)
+    client.refresh("v")
+    drop.join(PATIENCE)
+    assert not mediator.warehouse.views()
+    assert mediator.channels["one"]._views.is_empty
+
+
+def test_a_stored_view_that_cannot_be_taken_up_keeps_no_other_from_it(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = site.mediator()
+    client.create_view("a", ALONE)
+    client.create_view("b", ALONE)
+    client.create_view("c", ALONE)
+    server.stop(0)
+    stored = spec_from_json
+
+    def read(data: dict[str, Any]) -> ViewSpecConfig:
+        if data["name"] == "b":
+            raise TypeError("nobody expects this")
+        return stored({**data, "of_tomorrow": 1} if data["name"] == "a" else data)
+
+    monkeypatch.setattr("mediator.mediator.spec_from_json", read)
+    server, client = site.mediator()
+    client.wait_for_version("c", 0)
+    wait_for(server, lambda mediator: "c" in mediator.views and "of_tomorrow" in mediator.problem("a"))
+    tried = [record for record in caplog.records if "is tried again" in record.message]
+    assert [record.args for record in tried] == [("b",)], "once, however often it is tried"
+    assert inside(server).problem("b") == "internal error: nobody expects this"
+
+
+def test_a_source_may_not_trim_what_a_view_needs_whose_drop_may_yet_fail(site: Site) -> None:
+    """If it fails, the view is taken up again, and needs what came after its vector."""
+    server, client = site.mediator()
+    client.create_view("v", ALONE)
+    client.create_view("w", OTHER)
+    mediator = inside(server)
+    view = mediator.views["v"]
+    acknowledgements = Acknowledgements(mediator._state)
+    with view.installing:
+        drop = threading.Thread(target=mediator.drop_view, args=("v",))
+        drop.start()
+        wait_for(server, lambda m: "v" not in m.views)
+        site.writers["one"].commit("INSERT INTO r VALUES (3, 3)")
+        client.wait_for_version("w", 1)
+        with mediator.changed:
+            needed = acknowledgements._needed({"w": mediator.views["w"].resume_from})
+        assert needed["one"] == view.vector["one"] < mediator.views["w"].vector["one"]
+    drop.join(PATIENCE)
+    with mediator.changed:
+        needed = acknowledgements._needed({"w": mediator.views["w"].resume_from})
+    assert needed["one"] == mediator.views["w"].vector["one"]
+
+
+def test_folders_of_large_batches_do_not_pile_up(site: Site) -> None:
+    """Columns whose names Delta Lake does not take are written anew, so nothing that was staged stays."""
+    server, client = site.mediator()
+    client.create_view("v", 'SELECT r.k, r.x AS "the x" FROM one.r AS r')
+    data = site.warehouse / "data"
+    for number in (1, 2):
+        site.writers["one"].commit(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000) "
+            f"INSERT INTO r SELECT {10_000 * number} + i, 1 FROM n"
+        )
+        client.wait_for_version("v", number)
+    assert list(data.rglob("staged-*")) == []
+    assert client.bag("v").total() == 2 + 2 * 2000
+    # As a process that was killed may have left it.
+    (changes,) = data.glob("*/changes")
+    (changes / "staged-left").mkdir()
+    inside(server).warehouse.recover()
+    assert not (changes / "staged-left").exists()

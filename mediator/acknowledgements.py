@@ -95,9 +95,13 @@ class Acknowledgements:
         return reached
 
     def _needed(self, positions: Mapping[str, Mapping[str, Position]]) -> dict[str, Position]:
-        """The lowest position of each source, over these views and those that are not taken up yet."""
+        """The lowest position of each source, over these views and the stored ones that are not kept now.
+
+        A view that is being dropped is among them: if that fails, it is taken up again.
+        """
         needed: dict[str, Position] = {}
-        for positions_of_view in [*positions.values(), *map(self._stored, self._state.detached)]:
+        not_kept = {*self._state.detached, *self._state.changing} - set(positions)
+        for positions_of_view in [*positions.values(), *map(self._stored, not_kept)]:
             for source, position in positions_of_view.items():
                 needed[source] = min(needed.get(source, position), position)
         return {source: position for source, position in needed.items() if source in self._state.channels}

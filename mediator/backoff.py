@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -35,3 +36,35 @@ class Backoff:
     def reset(self) -> None:
         """It went well: the next failure is the first again."""
         self._failures = 0
+
+
+class Retries:
+    """When things that failed may be tried again, by name; for one thread.
+
+    >>> now = 0.0
+    >>> retries = Retries(lambda: Backoff(1.0, 8.0, uniform=lambda: 0.0), clock=lambda: now)
+    >>> retries.failed("one")
+    >>> retries.is_due("one"), retries.is_due("two")
+    (False, True)
+    >>> now = 1.0
+    >>> retries.is_due("one")
+    True
+    """
+
+    def __init__(self, backoff: Callable[[], Backoff], clock: Callable[[], float] = time.monotonic) -> None:
+        self._backoff = backoff
+        self._clock = clock
+        self._failed: dict[str, tuple[Backoff, float]] = {}
+
+    def is_due(self, name: str) -> bool:
+        """Whether it may be tried now."""
+        return name not in self._failed or self._clock() >= self._failed[name][1]
+
+    def failed(self, name: str) -> None:
+        """It failed (again): the next pause begins."""
+        backoff, _ = self._failed.get(name) or (self._backoff(), 0.0)
+        self._failed[name] = backoff, self._clock() + backoff.next()
+
+    def succeeded(self, name: str) -> None:
+        """It went well: the next failure is the first again."""
+        self._failed.pop(name, None)

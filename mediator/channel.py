@@ -16,20 +16,19 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import grpc
 
-from algebra.engines.contract import Relation
-from algebra.errors import LockstepError, OrderingViolationError, SourceUnavailableError
-from algebra.local_view import Keys, LocalView
+from algebra.errors import LimitExceededError, LockstepError, OrderingViolationError, SourceUnavailableError
+from algebra.local_view import LocalView
 from algebra.position import Position
 from algebra.sweep import Answer
 from mediator.backoff import Backoff
 from mediator.config import ASSEMBLED_ROWS
-from mediator.open_queries import OpenQueries, Query, query_by_keys, query_by_terms
+from mediator.open_queries import OpenQueries, Query
 from mediator.reported_views import ReportedViews, SourceUpdate
 from mediator.wrapper_connection import (
     KEEPALIVE_SECONDS,
@@ -41,13 +40,15 @@ from protos.convert import PROTOCOL_VERSION, now, position_from_proto, position_
 from protos.correlation import log_transactions
 from protos.lockstep.v1 import types_pb2
 from protos.lockstep.v1 import wrapper_pb2 as pb
-from protos.security.settings import PLAIN, Connection
+from protos.security.settings import PLAIN, WRAPPER_REQUEST_BYTES, Connection
 from protos.status import error_from_rpc, error_of
 
 log = logging.getLogger(__name__)
 
 MAX_BACKOFF_SECONDS = 5.0
 FIRST_BACKOFF_SECONDS = 0.2
+MOST_QUERY_BYTES = WRAPPER_REQUEST_BYTES - (64 << 10)
+"""A larger query would be refused with its stream, and again on the next one. Some is left for its frame."""
 CREDIT_SECONDS = 0.2
 """While all changes up to a position are waited for, how often their credit is given back."""
 SILENT_SECONDS = 10.0
@@ -197,27 +198,18 @@ class SourceChannel:
                 self._send(pb.ExchangeRequest(drop=pb.DropLocalView(local_view=name)))
             self._lock.notify_all()
 
-    def ask(self, view: LocalView, keys: Keys | None) -> Future[Answer]:
-        """Send an MQ; the future answer arrives in order with the updates."""
-        return self._ask(query_by_keys(view, keys))
-
-    def evaluate(
-        self, reported: str, view: LocalView, terms: Sequence[tuple[int, Mapping[str, Relation]]]
-    ) -> Future[Answer]:
-        """Ask for a sum of terms over a local view, each with rows in place of some occurrences.
-
-        The answer has the local view's columns and `_count`, as of what was reported to the local view of the
-        name `reported`.
-        """
-        return self._ask(query_by_terms(reported, view, terms))
-
-    def _ask(self, query: Query) -> Future[Answer]:
+    def ask(self, query: Query, answer: Future[Answer]) -> None:
+        """Send an MQ. `answer` gets its result in order with the updates, and so do its callbacks."""
+        if query.request.ByteSize() > MOST_QUERY_BYTES:
+            raise LimitExceededError(
+                f"a query to source {self.source!r} would carry {query.request.ByteSize():,} bytes of keys; "
+                f"a wrapper takes {MOST_QUERY_BYTES:,}"
+            )
         with self._lock:
-            future = self._queries.add(query)
+            self._queries.add(query, answer)
             self.counters.queries += 1
             if self._is_up:
                 self._send(pb.ExchangeRequest(query=query.request))
-        return future
 
     def abandon(self, futures: Sequence[Future[Answer]]) -> None:
         """Forget open queries; their answers will be ignored."""

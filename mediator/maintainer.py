@@ -86,7 +86,18 @@ class Maintainer:
                 busy = any(p.is_asking for p in self._processes.values())
                 self._state.changed.wait(0.25 if busy else 1.0)
                 due = self._due()
+                if self._state.problem and not (due or busy):
+                    due = [self._try_storage]  # nothing waits that would be stored, and so tell
         return due
+
+    def _try_storage(self) -> None:
+        """Look whether versions could be stored again."""
+        try:
+            self._state.warehouse.try_writing()
+        except Exception as error:
+            self._state.write_failed(error)
+        else:
+            self._state.storage_works()
 
     def _is_stuck(self, process: MaintenanceProcess) -> bool:
         """Whether nothing but what is still to come helps a process with what waits for it."""
@@ -217,12 +228,13 @@ class Maintainer:
                 self._state.stopped.wait(RETRY_SECONDS)
             case SourceUnavailableError():
                 log.warning("view %s waits: %s", view.name, error)
-            case duckdb.OutOfMemoryException() if process.taken > 1:
+            case duckdb.OutOfMemoryException() | LimitExceededError() if process.taken > 1:
                 view.batch_cap = process.taken // 2
                 log.warning(
-                    "view %s: a batch of %d transactions needs more than embedded_memory, %d are tried next",
+                    "view %s: a batch of %d transactions needs too much (%s), %d are tried next",
                     view.name,
                     process.taken,
+                    error,
                     view.batch_cap,
                 )
             case LockstepError():
@@ -250,7 +262,7 @@ class Maintainer:
     # Rounds: one version per transaction, several views by one commit
 
     def _begin_round(self, ready: Sequence[MaintenanceProcess]) -> None:
-        held = [p for p in ready if not p.is_outdated and p.view.installing.acquire(blocking=False)]
+        held = [process for process in ready if _hold(process)]
         self._round.update({p.view.name: p for p in held})
         with self._state.changed:
             limits = {p.view.name: p.view.batch_limit(self._state.config.max_batch) for p in held}
@@ -302,11 +314,9 @@ class Maintainer:
     def _settle(self, process: MaintenanceProcess) -> None:
         view, step = process.view, process.waits_for
         assert isinstance(step, Settle)
-        if not view.installing.acquire(blocking=False):
+        if not _hold(process):
             return
         try:
-            if process.is_outdated:
-                return
             row = _settled_row(view, step.reflects)
             tag = pa.repeat(pa.scalar(row.version, pa.int64()), step.change.num_rows)
             install = ViewInstall(view.name, [row], table=step.change.append_column(VERSION, tag))
@@ -363,6 +373,20 @@ class Maintainer:
         self._state.give_room()
         self._acknowledgements.tell()
         return True
+
+
+def _hold(process: MaintenanceProcess) -> bool:
+    """Take the view's `installing`, unless somebody has it, or the process has the wrong past.
+
+    Looked at in this order: once it is held, nobody drops or refreshes the view.
+    """
+    installing = process.view.installing
+    if not installing.acquire(blocking=False):
+        return False
+    if process.is_outdated:
+        installing.release()
+        return False
+    return True
 
 
 def _version_rows(view: MaintainedView, batch: Iterable[DeliveredRun]) -> list[VersionRow]:

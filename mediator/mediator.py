@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime
+from functools import partial
 
 from algebra.decompose import Decomposition
 from algebra.engines.contract import Extent
@@ -29,6 +30,7 @@ from algebra.errors import (
 )
 from algebra.position import Position
 from algebra.schema import Catalog
+from mediator.backoff import Backoff, Retries
 from mediator.channel import SourceChannel
 from mediator.config import MediatorConfig, ViewSpecConfig
 from mediator.consistency import Promise, choose, promise
@@ -52,6 +54,8 @@ log = logging.getLogger(__name__)
 
 ATTACH_SECONDS = 10.0
 UPKEEP_SECONDS = 15.0
+RETRY_SECONDS = 1.0
+LONGEST_RETRY_SECONDS = 30.0
 
 OwnAct = Callable[[str, str, LockstepError | None], None]
 """Takes what was done, to which view, and why it failed if it did."""
@@ -91,11 +95,11 @@ class Mediator:
         self._state = MediatorState(config, self.warehouse, engine, self.channels)
         self.views = self._state.views
         self.changed = self._state.changed
-        self._changing: set[str] = set()
-        """Views that are being made or dropped."""
         self._attaching = threading.Lock()
         self._refused_configured: set[str] = set()
         """Configured views that cannot be made, or were dropped: they are not tried again."""
+        self._retries = Retries(lambda: Backoff(RETRY_SECONDS, LONGEST_RETRY_SECONDS))
+        """Views that the disk did not take."""
         self._waiting: dict[str, str] = {}
         """Configured views whose sources do not answer yet, and what was logged about them."""
         self._deliveries = itertools.count(1)
@@ -178,7 +182,7 @@ class Mediator:
             except Exception as error:
                 log.error("stored views cannot be taken up, and will be tried again: %s", error)
             for spec in self.config.views:
-                if not self._exists(spec.name):
+                if not self._exists(spec.name) and self._retries.is_due(spec.name):
                     self._try_create(spec)
             if self.config.on_lost_history == "resync":
                 self._resync_lost()
@@ -192,12 +196,17 @@ class Mediator:
         """Take up a stored view, or note why it cannot be."""
         try:
             self._attach(name)
-        except LockstepError as error:
+        except NotFoundError:
             with self.changed:
-                if isinstance(error, NotFoundError):
-                    self._state.detached.pop(name, None)
-                elif name in self._state.detached:  # else it was dropped meanwhile
-                    self._state.detached[name] = error.message
+                self._state.detached.pop(name, None)
+        except Exception as error:
+            problem = self._as_known(error)
+            with self.changed:
+                if self._state.detached.get(name, problem.message) == problem.message:
+                    return  # told before, or it was dropped meanwhile
+                self._state.detached[name] = problem.message
+            if problem is not error:
+                log.error("view %s cannot be taken up, and is tried again", name, exc_info=error)
 
     def _try_create(self, spec: ViewSpecConfig) -> None:
         """Create a configured view; what its sources or its disk do not allow yet will be tried again."""
@@ -206,13 +215,12 @@ class Mediator:
             log.info("view %s created", spec.name)
             self._on_own_act("create", spec.name, None)
             return
-        except LockstepError as error:
-            problem = error
         except Exception as error:
-            found = storage_error(error, str(self.warehouse.root))
-            if found is None:
+            problem = self._as_known(error)
+            if problem is not error and not isinstance(problem, StorageError):
                 log.error("view %s: unexpected error", spec.name, exc_info=error)
-            problem = found or LockstepError(f"internal error: {error}")
+        if isinstance(problem, StorageError):
+            self._retries.failed(spec.name)  # each attempt reads the sources
         if isinstance(problem, SourceUnavailableError | StorageError):
             if self._waiting.get(spec.name) != problem.message:
                 log.warning("view %s not created yet: %s", spec.name, problem)
@@ -223,10 +231,17 @@ class Mediator:
         self._refused_configured.add(spec.name)
         self._on_own_act("create", spec.name, problem)
 
+    def _as_known(self, error: Exception) -> LockstepError:
+        """What made work on a view fail, as an error of ours."""
+        if isinstance(error, LockstepError):
+            return error
+        found = storage_error(error, str(self.warehouse.root))
+        return found or LockstepError(f"internal error: {error}")
+
     def _resync_lost(self) -> None:
         """Refresh the views whose sources have lost the history that they need."""
         for view in list(self.views.values()):
-            if not view.lost_history:
+            if not view.lost_history or not self._retries.is_due(view.name):
                 continue
             try:
                 version, rows = self._recomputer.refresh(view, lambda *_: None)
@@ -236,15 +251,24 @@ class Mediator:
                     rows,
                     version,
                 )
+                self._retries.succeeded(view.name)
                 self._on_own_act("refresh", view.name, None)
-            except (SourceUnavailableError, StorageError) as error:
+            except SourceUnavailableError as error:
                 log.warning("view %s cannot be read anew yet: %s", view.name, error)
             except LockstepError as error:
+                if isinstance(error, StorageError):
+                    self._storage_failed(view.name, error)
+                    continue
                 log.error("view %s cannot be read anew: %s", view.name, error)
                 view.lost_history = False
                 self._on_own_act("refresh", view.name, error)
             except Exception as error:
-                self._state.write_failed(error)
+                self._storage_failed(view.name, error)
+
+    def _storage_failed(self, name: str, error: Exception) -> None:
+        """A view could not be stored; it is tried again, not at once: each attempt reads the sources."""
+        self._state.write_failed(error)
+        self._retries.failed(name)
 
     def _exists(self, name: str) -> bool:
         return name in self.views or name in self._state.detached or name in self._refused_configured
@@ -253,7 +277,7 @@ class Mediator:
         """Stored views that nobody keeps: at the start, and those whose making or dropping broke half-way."""
         stored = [view.name for view in self.warehouse.views()]
         with self.changed:
-            known = {*self.views, *self._state.detached, *self._changing}
+            known = {*self.views, *self._state.detached, *self._state.changing}
             for name in stored:
                 if name not in known:
                     self._state.detached[name] = "waiting for its sources"
@@ -325,9 +349,9 @@ class Mediator:
         if spec.max_batch < 0:
             raise ConfigurationError(f"max_batch is {spec.max_batch}; 0 means the mediator's value")
         with self.changed:
-            if spec.name in self.views or spec.name in self._changing or spec.name in self._state.detached:
+            if spec.name in {*self.views, *self._state.changing, *self._state.detached}:
                 raise AlreadyExistsError(f"view {spec.name!r} exists already")
-            self._changing.add(spec.name)
+            self._state.changing.add(spec.name)
         try:
             progress("plan", "", 0, None)
             decomposition = self.explain(spec)
@@ -340,37 +364,42 @@ class Mediator:
                 ) as loaded,
             ):
                 progress("join", "", 0, None)
-                directory = self.warehouse.stage_directory(spec.name)
                 extents = [Extent(files=loaded.files[local.name]) for local in decomposition.local_views]
-                change = self._state.engine.extent(decomposition.assembly, extents, directory)
-                progress("store", "", 0, None)
-                version = VersionRow(0, "", Position(0), loaded.vector, now())
-                schema = decomposition.assembly.schema
-                state = change.table if change.table is not None else list(change.files)
+                directory = self.warehouse.stage_directory(spec.name)
                 try:
+                    change = self._state.engine.extent(decomposition.assembly, extents, directory)
+                    if not change.files:
+                        self.warehouse.discard(directory)
+                    progress("store", "", 0, None)
+                    version = VersionRow(0, "", Position(0), loaded.vector, now())
+                    schema = decomposition.assembly.schema
+                    state = change.table if change.table is not None else list(change.files)
                     self.warehouse.create_view(
                         spec.name, spec_to_json(spec), schema, state, version, decomposition.hidden
                     )
-                except Exception:
-                    # It may be visible all the same: then it is taken up like any stored view.
-                    with suppress(Exception):
-                        self.warehouse.recover()
+                except BaseException:
+                    # It may be visible all the same: then it is taken up like any stored view. If not, what
+                    # was written must not take the space that others need.
+                    for tidy_up in (partial(self.warehouse.discard, directory), self.warehouse.recover):
+                        with suppress(Exception):
+                            tidy_up()
                     raise
+                self._state.storage_works()
                 view = MaintainedView(spec, decomposition, 0, loaded.vector)
                 self._register(view)
             progress("done", "", 0, None)
             return view
         finally:
             with self.changed:
-                self._changing.discard(spec.name)
+                self._state.changing.discard(spec.name)
 
     def drop_view(self, name: str) -> None:
         """End a view and remove its data."""
         self.warehouse.view(name)
         with self.changed:
-            if name in self._changing:
+            if name in self._state.changing:
                 raise SourceUnavailableError(f"view {name!r} is being made or dropped right now")
-            self._changing.add(name)
+            self._state.changing.add(name)
             view = self.views.pop(name, None)
             self._state.detached.pop(name, None)
             self._refused_configured.add(name)
@@ -382,7 +411,7 @@ class Mediator:
         finally:
             # If that failed, it is found as a stored view that nobody keeps, and taken up again.
             with self.changed:
-                self._changing.discard(name)
+                self._state.changing.discard(name)
                 self.changed.notify_all()
 
     def view(self, name: str) -> MaintainedView:

@@ -93,13 +93,11 @@ class OpenQueries:
         self._asked = 0
         """The last number that was given out."""
 
-    def add(self, query: Query) -> Future[Answer]:
-        """Number the query; its answer will be the future's result."""
+    def add(self, query: Query, answer: Future[Answer]) -> None:
+        """Number the query; the future will have its answer."""
         self._asked += 1
         query.request.query_id = self._asked
-        future: Future[Answer] = Future()
-        self._open[self._asked] = _OpenQuery(query, future)
-        return future
+        self._open[self._asked] = _OpenQuery(query, answer)
 
     def ask_again(self) -> list[pb.ExchangeRequest]:
         """The requests for a new stream; what the old one answered in part is void."""

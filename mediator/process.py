@@ -41,6 +41,7 @@ from mediator.maintenance.contract import (
     Update,
     ViewContext,
 )
+from mediator.open_queries import query_by_keys, query_by_terms
 from mediator.state import MediatorState
 from mediator.update_queue import DeliveredRun
 from mediator.views import MaintainedView
@@ -92,8 +93,8 @@ class MaintenanceProcess:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the view was refreshed or redefined since: then the process has the wrong past."""
-        return self._epoch != self.view.epoch
+        """Whether the view was dropped, refreshed or redefined since: then the process has the wrong past."""
+        return self._epoch != self.view.epoch or not self._state.keeps(self.view)
 
     @property
     def is_asking(self) -> bool:
@@ -166,8 +167,9 @@ class MaintenanceProcess:
 
     def give_up(self) -> None:
         """End what waits for a source that is away, so that others need not wait for it."""
-        away = next(c for c, future, _ in self._asked if not future.done() and not c.connected)
-        raise SourceUnavailableError(f"source {away.source!r} has been away for {ANSWER_SECONDS:.0f} s")
+        away = [c.source for c, future, _ in self._asked if not future.done() and not c.connected]
+        if away:  # else it is back, or has answered, since it was looked at
+            raise SourceUnavailableError(f"source {away[0]!r} has been away for {ANSWER_SECONDS:.0f} s")
 
     def close(self) -> None:
         """End it; nothing of what it computed is kept, every update is still queued."""
@@ -249,13 +251,17 @@ class MaintenanceProcess:
                 local = self.view.local_views[0]
                 channel = self._state.channels[local.source]
                 terms = [(term.sign, self._by_occurrence(term)) for term in query.terms]
-                future = channel.evaluate(local.name, whole_view(self.view.decomposition), terms)
+                request = query_by_terms(local.name, whole_view(self.view.decomposition), terms)
             else:
                 local = self.view.local_views[query.node]
                 channel = self._state.channels[local.source]
-                future = channel.ask(local, query.keys)
+                request = query_by_keys(local, query.keys)
+            # All is ready for the answer before the query leaves: one that nobody takes at once could be
+            # overtaken by an update that comes after it.
+            future: Future[Answer] = Future()
             self._asked.append((channel, future, query))
             future.add_done_callback(partial(self._answered, query))
+            channel.ask(request, future)
 
     def _by_occurrence(self, term: Term) -> dict[str, Relation]:
         """A term's rows by the alias of the relation they stand for, with that relation's column names."""

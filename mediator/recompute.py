@@ -100,6 +100,7 @@ class Recomputer:
                 with suppress(Exception):
                     self._state.warehouse.recover()
                 raise
+            self._state.storage_works()
             with self._state.changed:
                 view.reloaded(newest.version, newest.vector)
                 view.queue.rebase(version, vector)

@@ -39,6 +39,8 @@ class MediatorState:
     views: dict[str, MaintainedView] = field(default_factory=dict)
     detached: dict[str, str] = field(default_factory=dict)
     """Stored views that are not kept yet, and why."""
+    changing: set[str] = field(default_factory=set)
+    """Views that are being made or dropped."""
     problem: str = ""
     """Why versions cannot be stored now; empty if they can."""
     problem_since: datetime | None = None
@@ -56,10 +58,19 @@ class MediatorState:
         with self.changed:
             self.changed.notify_all()
 
+    def keeps(self, view: MaintainedView) -> bool:
+        """Whether this very view is kept: it was not dropped, also if one of its name was made since.
+
+        Who holds the view's `installing` or the lock may rely on it until the release.
+        """
+        return self.views.get(view.name) is view
+
     def follow(self, view: MaintainedView) -> None:
         """Have the changes of a view's local views reported, after its version; its queue is emptied."""
         # With the lock held to the end: all channels must have the same, newest subscription.
         with self.changed:
+            if not self.keeps(view):
+                return  # channels know local views by name, and the name may be another view's
             view.follow()
             view.subscription = next(_SUBSCRIPTIONS)
             after = view.resume_from
@@ -73,6 +84,8 @@ class MediatorState:
         Nothing is lost: its vector is not acknowledged beyond, so the sources keep what comes after it.
         """
         with self.changed:
+            if not self.keeps(view):
+                return
             view.park()
             view.subscription = next(_SUBSCRIPTIONS)
             for local in view.local_views:

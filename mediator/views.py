@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from algebra.decompose import Decomposition, decompose
-from algebra.errors import OrderingViolationError
+from algebra.errors import ConfigurationError, OrderingViolationError
 from algebra.local_view import LocalView
 from algebra.plan import SweepPlan
 from algebra.position import Position
@@ -198,4 +198,7 @@ def spec_to_json(spec: ViewSpecConfig) -> dict[str, Any]:
 
 def spec_from_json(data: Mapping[str, Any]) -> ViewSpecConfig:
     """The declaration that the warehouse keeps."""
+    if unknown := set(data) - {known.name for known in fields(ViewSpecConfig)}:
+        names = ", ".join(sorted(unknown))
+        raise ConfigurationError(f"this version of Lockstep does not know settings of the view: {names}")
     return ViewSpecConfig(**data)

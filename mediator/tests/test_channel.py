@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from concurrent import futures
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -18,7 +18,9 @@ from algebra.expressions import ColumnRef
 from algebra.global_transaction import GlobalTransaction
 from algebra.local_view import LocalView, Occurrence, OutputColumn
 from algebra.position import ORIGIN, Position
+from algebra.sweep import Answer
 from mediator.channel import SourceChannel
+from mediator.open_queries import query_by_keys
 from mediator.reported_views import SourceUpdate
 from protos.lockstep.v1 import types_pb2, wrapper_pb2_grpc
 from protos.lockstep.v1 import wrapper_pb2 as pb
@@ -134,6 +136,12 @@ def result(query_id: int, ordinal: int, rows: pa.Table) -> pb.ExchangeResponse:
     )
 
 
+def ask(setup: Setup) -> Future[Answer]:
+    answer: Future[Answer] = Future()
+    setup.channel.ask(query_by_keys(VIEW, None), answer)
+    return answer
+
+
 def wait_for_problem(setup: Setup) -> str:
     """What the channel complains of; it drops the connection when it does."""
     with setup.channel._lock:
@@ -148,7 +156,7 @@ def test_updates_and_answers_arrive_in_order(setup: Setup) -> None:
     setup.channel.wait_delivered(VIEW.name, Position(5), 30)
     assert [u.positions for u in setup.updates] == [(Position(3), Position(5))]
     setup.wrapper.script.put(result(1, 5, pa.table({"x": pa.array([7], INT)})))
-    answer = setup.channel.ask(VIEW, None).result(timeout=30)
+    answer = ask(setup).result(timeout=30)
     assert (answer.rows["x"].to_pylist(), answer.position) == ([7], Position(5))
 
 
@@ -225,7 +233,7 @@ def test_an_answer_from_before_what_was_reported_is_refused(setup: Setup) -> Non
     setup.channel.define([VIEW], Position(2))
     for message in (progress(5), result(1, 4, ROWS)):
         setup.wrapper.script.put(message)
-    future = setup.channel.ask(VIEW, None)
+    future = ask(setup)
     assert wait_for_problem(setup) == (
         "source 's' answered for local view 'v.s' at 4, after it had reported changes up to 5"
     )
@@ -237,7 +245,7 @@ def test_a_query_whose_answer_was_refused_is_answered_later(setup: Setup) -> Non
         setup.wrapper.script.put(message)
     with setup.channel._lock:  # nothing is taken in before it is asked
         setup.channel.define([VIEW], Position(2))
-        future = setup.channel.ask(VIEW, None)
+        future = ask(setup)
     assert "after it had reported changes up to 5" in wait_for_problem(setup)
     setup.wrapper.script.put(result(1, 5, ROWS))
     assert future.result(timeout=30).position == Position(5)
@@ -248,7 +256,7 @@ def test_an_answer_that_is_refused_moves_nothing(setup: Setup) -> None:
     setup.wrapper.script.put(result(1, 9, pa.table({"x": ["text"]})))
     with setup.channel._lock:
         setup.channel.define([VIEW], Position(2))
-        setup.channel.ask(VIEW, None)
+        ask(setup)
     assert wait_for_problem(setup) == "an answer for 'v.s' does not have its columns"
     assert setup.channel.delivered(VIEW.name, 0) == Position(2)
 
@@ -273,9 +281,9 @@ def test_a_change_that_an_answer_should_have_come_after_is_refused(setup: Setup)
     setup.channel.define([VIEW], Position(2))
     setup.wrapper.script.put(progress(5))
     setup.wrapper.script.put(result(1, 6, ROWS))
-    assert setup.channel.ask(VIEW, None).result(timeout=30).position == Position(6)
+    assert ask(setup).result(timeout=30).position == Position(6)
     setup.wrapper.script.put(update(6))
-    setup.channel.ask(VIEW, None)
+    ask(setup)
     assert wait_for_problem(setup) == "source 's' repeated a transaction of local view 'v.s'"
     assert setup.updates == []
 
@@ -288,7 +296,7 @@ def test_an_answer_that_begins_anew_counts_once(setup: Setup) -> None:
         message.result.chunk, message.result.last = chunk, message is chunks[-1]
     for message in (progress(5), *chunks):
         setup.wrapper.script.put(message)
-    assert setup.channel.ask(VIEW, None).result(timeout=30).rows["x"].to_pylist() == [7, 7]
+    assert ask(setup).result(timeout=30).rows["x"].to_pylist() == [7, 7]
 
 
 def test_an_answer_with_a_chunk_missing_is_refused(setup: Setup) -> None:
@@ -297,7 +305,7 @@ def test_an_answer_with_a_chunk_missing_is_refused(setup: Setup) -> None:
     missing.result.chunk = 1
     for message in (progress(5), missing):
         setup.wrapper.script.put(message)
-    setup.channel.ask(VIEW, None)
+    ask(setup)
     assert wait_for_problem(setup) == "source 's' sent chunk 1 of an answer after 0 chunks"
 
 
@@ -306,7 +314,7 @@ def test_a_sign_of_life_moves_nothing(setup: Setup) -> None:
     memory = types_pb2.WrapperMemory(memory_bytes=7)
     for message in (pb.ExchangeResponse(progress=pb.Progress(memory=memory)), result(1, 2, ROWS)):
         setup.wrapper.script.put(message)
-    assert setup.channel.ask(VIEW, None).result(timeout=30).position == Position(2)
+    assert ask(setup).result(timeout=30).position == Position(2)
     assert setup.channel.position == ORIGIN
     assert setup.channel.memory == memory
     assert not setup.channel.problem
@@ -316,7 +324,7 @@ def test_rows_that_do_not_fit_the_local_view_are_refused(setup: Setup) -> None:
     setup.channel.define([VIEW], Position(2))
     for message in (progress(5), result(1, 5, pa.table({"x": ["text"]}))):
         setup.wrapper.script.put(message)
-    setup.channel.ask(VIEW, None)
+    ask(setup)
     assert wait_for_problem(setup) == "an answer for 'v.s' does not have its columns"
 
 
@@ -328,7 +336,7 @@ def test_a_failed_query_tells_why(setup: Setup, message: str) -> None:
         pb.ExchangeResponse(error=pb.ExchangeError(reason="REFUSED", message=message, query_id=1))
     )
     with pytest.raises(LockstepError, match=r"^source 's': no$"):
-        setup.channel.ask(VIEW, None).result(timeout=30)
+        ask(setup).result(timeout=30)
 
 
 def test_only_what_comes_after_a_definition_is_about_it(setup: Setup) -> None:
@@ -375,7 +383,7 @@ def test_local_views_of_one_subscription_are_followed_from_one_position(
         while setup.wrapper.requests.get(timeout=30).WhichOneof("message") != "define":
             pass
     setup.wrapper.script.put(update(5))
-    setup.channel.ask(VIEW, None)
+    ask(setup)
     setup.channel.wait_delivered(VIEW.name, Position(5), 30)
     assert setup.channel.delivered(VIEW.name, 7) == Position(5)
     assert setup.channel.delivered(other.name, subscription) == Position(5 if subscription == 7 else 2)

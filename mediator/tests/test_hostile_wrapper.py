@@ -17,6 +17,7 @@ from mediator.tests.test_channel import (  # noqa: F401 (the fixture)
     INT,
     VIEW,
     Setup,
+    ask,
     progress,
     result,
     setup,
@@ -141,7 +142,7 @@ def test_an_answer_is_about_one_state_of_the_source(setup: Setup) -> None:  # no
     second.result.chunk = 1
     for told in (progress(5), first, progress(6), second):
         setup.wrapper.script.put(told)
-    future = setup.channel.ask(VIEW, None)
+    future = ask(setup)
     assert wait_for_problem(setup) == "source 's' answered one query at 5 and at 6"
     assert not future.done()
 
@@ -199,7 +200,7 @@ def test_an_answer_that_does_not_end_is_refused(setup: Setup, rows: int) -> None
     setup.wrapper.script.put(told)
     with setup.channel._lock:  # nothing is taken in before it is asked
         setup.channel.define([VIEW], Position(2))
-        future = setup.channel.ask(VIEW, None)
+        future = ask(setup)
     assert wait_for_problem(setup) == (
         "source 's' sent more than 500 rows of answers that have not ended; "
         "if they are that large, raise assembled_rows"
@@ -215,7 +216,7 @@ def test_answers_that_do_not_end_are_bounded_together(setup: Setup) -> None:  # 
         setup.wrapper.script.put(told)
     with setup.channel._lock:  # nothing is taken in before all are asked
         setup.channel.define([VIEW], Position(2))
-        futures = [setup.channel.ask(VIEW, None) for _ in range(6)]
+        futures = [ask(setup) for _ in range(6)]
     assert "rows of answers that have not ended" in wait_for_problem(setup)
     assert not any(future.done() for future in futures)
 
@@ -257,12 +258,12 @@ def test_an_extent_within_its_bound_is_taken(setup: Setup) -> None:  # noqa: F81
 
 def test_a_late_answer_to_an_abandoned_query_is_no_lie(setup: Setup) -> None:  # noqa: F811
     setup.channel.define([VIEW], Position(2))
-    first = setup.channel.ask(VIEW, None)
+    first = ask(setup)
     setup.channel.abandon([first])
     rows = pa.table({"x": pa.array([7], INT)})
     for told in (progress(5), result(1, 5, rows), result(2, 5, rows)):
         setup.wrapper.script.put(told)
-    assert setup.channel.ask(VIEW, None).result(timeout=30).rows["x"].to_pylist() == [7]
+    assert ask(setup).result(timeout=30).rows["x"].to_pylist() == [7]
     assert not setup.channel.problem
 
 

@@ -212,13 +212,18 @@ class DeltaFiles:
         self._checkpointed = table.version()
 
     def loose_files(self) -> list[Path]:
-        """Everything in the table's folder that belongs to no commit: staged, replaced, left by a crash."""
+        """Everything in the table's folder that belongs to no commit: staged, replaced, left by a crash.
+
+        Also folders with nothing in them.
+        """
         known = {self.path(file) for file in self._files.values()}
         log = self.directory / _LOG
         loose = [log / name for name in os.listdir(log) if name.endswith(".tmp")]
         for folder, folders, names in os.walk(self.directory):
             if folder == str(self.directory):
                 folders.remove(_LOG)
+            elif not folders and not names:
+                loose.append(Path(folder))
             loose += [path for path in (Path(folder) / name for name in names) if path not in known]
         return loose
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +67,8 @@ def create(
         store.versions.commit(file, {view.view_id: record})
     store.keep(data)
     store.created(name, data.directory)
+    if isinstance(state, Sequence):
+        _clean_up(store, state, {data.state.path(file) for file in files})
     return record
 
 
@@ -111,7 +113,8 @@ def install(store: Store, installs: Sequence[ViewInstall]) -> dict[str, VersionR
     with store.steps("versions.commit"):
         store.versions.commit(visible, newest)
     with store.steps("staged.delete"):
-        _clean_up(store, installs, added)
+        used = {data.changes.path(file) for data, files in added for file in files}
+        _clean_up(store, [path for entry in installs for path in entry.files], used)
     return {record.view: record for record in newest.values()}
 
 
@@ -137,15 +140,16 @@ def _prepare(store: Store, entry: ViewInstall) -> _Part:
     return _Part(data, entry.versions, tuple(files), table, changed, sizes)
 
 
-def _clean_up(
-    store: Store, installs: Sequence[ViewInstall], added: Sequence[tuple[ViewData, tuple[DataFile, ...]]]
-) -> None:
-    """Ends the claim on staged folders, and deletes what was not taken over from them."""
-    used = {data.changes.path(file) for data, files in added for file in files}
-    for path in (path.resolve() for entry in installs for path in entry.files):
-        store.guarded.discard(path.parent)
+def _clean_up(store: Store, paths: Iterable[Path], used: Collection[Path]) -> None:
+    """Ends the claim on the folders of these staged files, and deletes what was not taken over from them."""
+    staged = [path.resolve() for path in paths]
+    for path in staged:
         if path not in used:
             path.unlink(missing_ok=True)
+    for folder in {path.parent for path in staged}:
+        store.guarded.discard(folder)
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _tables(rows: pa.Table | pa.RecordBatchReader) -> Iterator[pa.Table]:

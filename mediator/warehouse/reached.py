@@ -92,6 +92,11 @@ class Reached:
             self._disk.replace(self._path)
         self._reaches = kept
 
+    def try_writing(self) -> None:
+        """Writes what `update` would, up to its commit, and deletes it again."""
+        self._disk.prepare(self._path, bytes(1 << 16))
+        self._disk.delete_prepared(self._path)
+
     def delete_remains(self) -> None:
         """Deletes what a write that was cut off has left."""
         self._disk.delete_prepared(self._path)

@@ -300,6 +300,11 @@ class Warehouse:
             self._require_writer()
             recover(self._store)
 
+    def try_writing(self) -> None:
+        """Writes to the disk what `recover` would remove, and removes it; raises what keeps it from that."""
+        with self._writing():
+            self._store.reached.try_writing()
+
     def refresh(self) -> None:
         """Makes a read-only warehouse see what is visible now."""
         if not self._writer:
