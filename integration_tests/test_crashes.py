@@ -61,8 +61,8 @@ def test_the_jvm_of_spark_is_killed(tmp_path: Path) -> None:
         deployment.start_all()
         reader.patiently(lambda: reader.state(view, 0), 2 * PATIENCE)
         deployment.kill_jvm()  # the mediator ends by itself, and says why
-        deployment.start("mediator")
         deployment.stop_writers()
+        deployment.start("mediator")
         journals = {source.name: read_journal(source) for source in deployment.sources}
         goal = {name: len(journal) for name, journal in journals.items()}
         assert wait_until(lambda: reader.vector(view) == goal, 2 * PATIENCE)

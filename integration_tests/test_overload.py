@@ -7,11 +7,11 @@ import re
 import socket
 import sqlite3
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from lab.soak.deployment import wait_until
 from lab.soak.proxy import Proxy
 from protos.lockstep.v1 import wrapper_pb2 as pb
 from protos.lockstep.v1 import wrapper_pb2_grpc
-from protos.security import tokens
+from protos.security import guard, tokens
+from protos.security.limits import FailedLogins
 from protos.security.settings import PLAIN, CallLimits, Connection, ServerSecurity
 from protos.security.tls import open_channel
 from protos.security.tokens import TokenFile
@@ -262,6 +263,13 @@ def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         late.DescribeSource(pb.DescribeSourceRequest(), timeout=60, wait_for_ready=True)
 
 
+@pytest.fixture
+def logins_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All attempts to log in come at the same time, however long they take: no pause ends in between."""
+    monkeypatch.setattr(guard, "FailedLogins", partial(FailedLogins, clock=lambda: 0.0))
+
+
+@pytest.mark.usefixtures("logins_at_one_moment")
 def test_guessing_of_tokens_is_refused_without_hashing(busy: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed = 0
     real = tokens._hash
@@ -274,17 +282,14 @@ def test_guessing_of_tokens_is_refused_without_hashing(busy: Busy, monkeypatch: 
     ann = busy.stub(busy.tokens["ann"])
     assert describe(ann).source == "s"
     monkeypatch.setattr(tokens, "_hash", counted)
-    began = time.monotonic()
     guesses = 300
     outcomes: Counter[type[LockstepError]] = Counter()
     prefix, bob, _ = busy.tokens["bob"].split("_", 2)
     for number in range(guesses):
         guess = busy.stub(f"{prefix}_{bob}_{number}")
         outcomes[type(refusal(lambda guess=guess: describe(guess)))] += 1
-    # What the bucket holds and what runs into it, and one more whenever a pause is over; those double.
-    allowed = 5 + 5 / 60 * (time.monotonic() - began) + 7
-    assert outcomes.keys() == {UnauthenticatedError, LimitExceededError}
-    assert hashed == outcomes[UnauthenticatedError] <= allowed
+    assert outcomes == {UnauthenticatedError: 5, LimitExceededError: guesses - 5}
+    assert hashed == 5
     assert describe(ann).source == "s", "who was verified before goes on, from the same address too"
     assert isinstance(refusal(lambda: describe(busy.stub(busy.tokens["bob"]))), LimitExceededError)
     assert describe(busy.stub(busy.tokens["bob"], busy.neighbour)).source == "s", "nor does another address"
