@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
-from algebra.errors import LockstepError, SourceUnavailableError, UnauthenticatedError
+from algebra.errors import LockstepError, NotFoundError, SourceUnavailableError, UnauthenticatedError
 from cli import connecting
 from protos.lockstep.v1 import mediator_pb2_grpc
 from protos.security.settings import Connection
@@ -30,6 +30,8 @@ CALL_TIMEOUT = 300.0
 
 _TLS = "the TLS handshake failed; check --ca, --certificate and --key"
 
+_LOST = "the connection was lost; if TLS is asked for there, give --ca"
+
 # What gRPC's texts contain, and what they mean.
 _SIGNS = {
     "handshake": _TLS,
@@ -38,9 +40,9 @@ _SIGNS = {
     "name resolution": "the host is not known",
     "errors resolving": "the host is not known",
     "dns": "the host is not known",
-    "socket closed": "the connection was lost",
-    "connection reset": "the connection was lost",
-    "goaway": "the connection was lost",
+    "socket closed": _LOST,
+    "connection reset": _LOST,
+    "goaway": _LOST,
 }
 
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -101,6 +103,8 @@ class MediatorClient:
             return UnauthenticatedError(
                 f"the mediator at {self.address} ended the call: it is stopping, or the token was revoked"
             )
+        if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return NotFoundError(f"what answers at {self.address} is no mediator; is it a wrapper?")
         return error_from_rpc(error)
 
     def _unreachable(self, details: str) -> SourceUnavailableError:

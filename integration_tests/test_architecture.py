@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -143,3 +144,11 @@ def _import_without_extras(modules: list[str]) -> None:
     )
 
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.xdist_group("together")
+def test_groups_of_tests_stay_together(request: pytest.FixtureRequest) -> None:
+    """All with Spark in one worker, for example. A runner that does not know groups ignores them silently."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        pytest.skip("tests run in one process")
+    assert request.node.nodeid.endswith("@together")

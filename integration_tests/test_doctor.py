@@ -11,7 +11,7 @@ import pytest
 
 from adapters.servers.ports import free_port
 from integration_tests.certificates import Authority, Pair
-from integration_tests.processes import run_lockstep
+from integration_tests.processes import LockstepProcess, run_lockstep
 from integration_tests.test_starting import written
 
 Findings = dict[str, tuple[str, str]]
@@ -104,3 +104,27 @@ def test_a_wrapper_without_a_port_is_for_a_common_start(tmp_path: Path) -> None:
     assert code == 0
     assert found["wrapper shop"][0] == "warning"
     assert "`lockstep up` finds it there" in found["wrapper shop"][1]
+
+
+def test_a_protected_wrapper_that_was_not_asked_is_not_wrong(tmp_path: Path, authority: Authority) -> None:
+    """On its own host nobody may have what a mediator shows it."""
+    pair, free = authority.sign("wrapper"), f"127.0.0.1:{free_port()}"
+    shop = {**tls(pair), "listen": free, "address": free}
+    file = written(tmp_path, {}, shop)
+    wrapper = LockstepProcess("wrapper", str(file), "--source", "shop")
+    try:
+        wrapper.wait_ready()
+        code, found = doctor(file)
+        assert code == 0, found
+        assert found["wrapper shop"] == (
+            "warning",
+            f"listens at {free}, and was not asked more: it is protected, `connect` of the mediator's file "
+            "would open it",
+        )
+        code, found = doctor(written(tmp_path, {}, {**shop, "connect": {"ca": str(authority.certificate)}}))
+        assert found["wrapper shop"][0] == "ok", found
+        stranger = Authority(tmp_path / "other")
+        code, found = doctor(written(tmp_path, {}, {**shop, "connect": {"ca": str(stranger.certificate)}}))
+        assert (code, found["wrapper shop"][0]) == (1, "wrong"), found
+    finally:
+        wrapper.stop()

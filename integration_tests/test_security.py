@@ -386,6 +386,8 @@ def test_a_stolen_token_is_worthless_after_it_is_revoked(site: Site) -> None:
         assert isinstance(refusal(lambda: attacker.DescribeSource(describe)), ForbiddenError), "not listed"
         TokenFile(wrapper_tokens).revoke("stolen")
         assert isinstance(refusal(lambda: attacker.DescribeSource(describe)), UnauthenticatedError)
+    watched = [r for r in site.audit("mediator") if (r["who"], r["action"]) == ("stolen", "watch")]
+    assert [r["outcome"] for r in watched] == ["begun", "UNAUTHENTICATED"], "it ended once"
 
 
 def test_another_protocol_version_is_refused_with_both_named(site: Site) -> None:

@@ -22,7 +22,7 @@ from cli.config import Configuration
 from cli.config_model import ConnectSection, Engine, ServerSection
 from cli.options import AsJson, ConfigFile
 from cli.output import console, emit_json
-from protos.security.settings import Connection
+from protos.security.settings import PLAIN, Connection
 
 GOOD, WARNING, WRONG = "ok", "warning", "wrong"
 _STYLES = {GOOD: "green", WARNING: "yellow", WRONG: "bold red"}
@@ -178,7 +178,8 @@ def _wrapper(configuration: Configuration, name: str, timeout: float) -> tuple[s
         try:
             found = WrapperServiceStub(channel).DescribeSource(pb.DescribeSourceRequest(), timeout=timeout)
         except Exception as error:
-            return WRONG, f"at {address} answers no Lockstep: {_rpc(error)}"
+            needs = "`connect` of the mediator's file" if section.connect == ConnectSection() else ""
+            return _unanswered(address, section, needs, error)
     if found.source != name:
         return WRONG, f"at {address} serves source {found.source!r}"
     return GOOD, f"runs at {address}, shows {text.count(len(found.relations), 'relation')}"
@@ -194,17 +195,29 @@ def _mediator(configuration: Configuration, timeout: float) -> tuple[str, str]:
     from protos.lockstep.v1 import mediator_pb2 as pb
     from protos.lockstep.v1.mediator_pb2_grpc import MediatorServiceStub
 
-    with _channel(address, connecting.chosen()) as channel:
+    connection = connecting.chosen()
+    with _channel(address, connection) as channel:
         try:
             status = MediatorServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=timeout)
         except Exception as error:
-            return WRONG, f"at {address} answers no Lockstep: {_rpc(error)}"
+            needs = "--ca and LOCKSTEP_TOKEN" if connection == PLAIN else ""
+            return _unanswered(address, configuration.mediator, needs, error)
     if status.problem:
         return WRONG, f"runs at {address}, but: {status.problem}"
     troubled = [f"{view.view} is {view.state}" for view in status.views if view.state != "maintained"]
     if troubled:
         return WRONG, f"runs at {address}, but {', '.join(troubled)}"
     return GOOD, f"runs at {address}, keeps {text.count(len(status.views), 'view')}"
+
+
+def _unanswered(address: str, section: ServerSection, needs: str, error: Exception) -> tuple[str, str]:
+    """What listens there gave no answer; a protected server may. `needs`: what it was not shown."""
+    if needs and (section.tls or section.tokens):
+        return (
+            WARNING,
+            f"listens at {address}, and was not asked more: it is protected, {needs} would open it",
+        )
+    return WRONG, f"at {address} answers no Lockstep: {_rpc(error)}"
 
 
 def _warehouse(root: Path) -> tuple[str, str]:

@@ -3,9 +3,11 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import typer.main
 
@@ -81,6 +83,16 @@ def test_a_mediator_that_does_not_answer_times_out(run: Run) -> None:
         result = run("status", "--address", address, "--timeout", "0.5")
     assert result.exit_code == 1
     assert f"no mediator at {address} (no answer within 0.5 s)" in result.stderr
+
+
+def test_a_server_that_is_no_mediator_is_told(run: Run) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    result = run("status", "--address", address)
+    server.stop(0)
+    assert result.exit_code == 1
+    assert result.stderr == f"error: what answers at {address} is no mediator; is it a wrapper?\n"
 
 
 def test_the_address_comes_from_the_environment_unless_it_is_given(run: Run) -> None:

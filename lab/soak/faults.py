@@ -154,13 +154,11 @@ class Injector:
     def _bad_input(self, fault: Fault) -> None:
         chance = random.Random(fault.seed)
         name, attempt = chance.choice(bad_input.attempts(chance))
-        address = chance.choice(
-            [self._deployment.address, self._deployment.proxies[fault.source.name].target]
-        )
-        if address:
+        known = [self._deployment.address, self._deployment.proxies[fault.source.name].target]
+        if there := [address for address in known if address]:
             self.bad_inputs[name] += 1
             with suppress(OSError, grpc.RpcError, ValueError):
-                attempt(address)
+                attempt(chance.choice(there))
 
 
 def _hold(fault: Fault) -> Hold | None:

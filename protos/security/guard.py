@@ -298,8 +298,13 @@ class Guard(grpc.ServerInterceptor):
         abort(context, error)
 
     def _record_end(self, call: Call, outcome: str, detail: str = "") -> None:
-        """Write down what came of a call: by its own word if there is one, else as it looks from here."""
+        """Write down what came of a call: by its own word if there is one, else as it looks from here.
+
+        One whose token was revoked was written down when it was ended for that.
+        """
         call.settle()
+        if call.revoked:
+            return
         if call.outcome:
             outcome, detail = call.outcome, call.detail
         self._recorded(call, outcome, detail)
