@@ -174,6 +174,10 @@ class QueryProcessor:
                 # Nothing of this message was done, nor of those after it: keep them for when it is back.
                 self.messages.put_back(arrivals[number:])
                 raise
+            except Exception:
+                # This message cost its session; those after it may be of another one that attaches.
+                self.messages.put_back(arrivals[number + 1 :])
+                raise
             if arrival.request.WhichOneof("message") != "query":
                 arrival.session.handled_bytes += arrival.size
         session = self._session

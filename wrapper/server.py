@@ -36,7 +36,7 @@ class WrapperServer:
     ) -> None:
         self._adapter = adapter
         self._processor = QueryProcessor(adapter, self._set_reachable, limits)
-        self._thread = threading.Thread(target=self._processor.run, name="query-processor", daemon=True)
+        self._thread = threading.Thread(target=self._process, name="query-processor", daemon=True)
         service = wrapper_pb2.DESCRIPTOR.services_by_name["WrapperService"].full_name
         security = security or ServerSecurity(max_request_bytes=WRAPPER_REQUEST_BYTES)
         files = served_files(security.tls)
@@ -48,6 +48,14 @@ class WrapperServer:
         self._metrics = MetricsEndpoint(metrics, security, files, self._fill) if metrics else None
         self._done = threading.Event()
         self._watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def _process(self) -> None:
+        """Run the query processor; should it end by an error, so does the server: it could serve nothing."""
+        try:
+            self._processor.run()
+        except BaseException:
+            log.critical("the wrapper ends, start it again: its query processor has ended", exc_info=True)
+            self._done.set()
 
     def _fill(self, families: Families) -> None:
         processor = self._processor
@@ -94,5 +102,5 @@ class WrapperServer:
         self._done.set()
 
     def wait(self) -> None:
-        """Block until `stop` has been called."""
+        """Block until `stop` has been called, or it cannot go on."""
         self._done.wait()

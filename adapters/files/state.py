@@ -86,6 +86,17 @@ class Memory:
     guesses: dict[str, tuple[Seen, Guess]] = field(default_factory=dict)
     unpinned: dict[str, str] = field(default_factory=dict)
 
+    def keep(self, relations: Mapping[str, RelationFiles]) -> None:
+        """Forget all other relations, and the files that none of these has now."""
+        files = {file for relation in relations.values() for file in relation.files}
+        for learned, there in (
+            (self.shapes, files),
+            (self.guesses, files),
+            (self.unpinned, relations.keys()),
+        ):
+            for name in learned.keys() - there:
+                learned.pop(name, None)
+
 
 @dataclass(frozen=True)
 class Note:
@@ -152,6 +163,7 @@ class FolderState(SourceState):
         relations = folder.relations()
         if relations != folder.relations() or (options.commit_file and marker != folder.marker()):
             raise ChangedError("the files change while they are looked at")
+        memory.keep(relations)
         return cls(folder, options, source, relations, marker, memory, now_ns)
 
     @property

@@ -13,7 +13,12 @@ conflicting rows in a BEFORE trigger*, for the same trigger runs for OR IGNORE a
 nothing; *look for them in an AFTER trigger*, for then they are gone. Chosen way: BEFORE INSERT/UPDATE
 triggers copy conflicting rows to `_lockstep_replaced`. Triggers keep these copies in step with their rows
 from then on, so a copy whose row is gone means a deletion that no trigger saw; AFTER INSERT/UPDATE, which
-run only if the new row went in, log it. Copies left by OR IGNORE and upserts do no harm; trims clear them.
+run only if the new row went in, log it. Copies left by OR IGNORE and upserts do no harm as long as rows keep
+their rowids; trims clear them. A dump that is read back numbers rows anew, and so does VACUUM where a table
+has no index; then a row that is still there looks gone. Its content does not tell, for tables may have equal
+rows. So `_lockstep_rowids` has one row, of number 2, in a table that is numbered anew whenever any is:
+triggers that find it at 1 drop all copies, none of which can be of a statement that still runs, and put it
+back.
 
 Every row has a random `nonce`, which becomes a part of the position's token. A file that was restored from a
 backup has the same history up to then; written further, it reaches the same numbers again with other rows,
@@ -23,6 +28,11 @@ Drift. What happened to a relation while its triggers were gone is in no log. So
 relation gives the capture another epoch, in the same transaction, by which every position of before is
 refused. Wrong way: *refuse positions before the last row of that moment*, for nothing was logged since, and a
 reader that has followed everything stands exactly there.
+
+Triggers that were dropped and made again from their own text, with the table as by SQLite's twelve steps or
+without it, look as before, and leave a hole all the same. Root pages do not tell: VACUUM moves them too. The
+order in the schema does: `_lockstep_prepared` is a view that is made after the triggers, and VACUUM keeps the
+order of views and triggers. A trigger that comes after it was made by someone else.
 
 Marks of global transactions (see `adapters/global_marks`) go into the same log, under a relation number of
 their own, by a trigger that takes the row out of the marker table again. So a transaction that only has a
@@ -44,6 +54,8 @@ LOG = f"{OWN_PREFIX}log"
 META = f"{OWN_PREFIX}meta"
 RELATIONS = f"{OWN_PREFIX}relations"
 REPLACED = f"{OWN_PREFIX}replaced"
+ROWIDS = f"{OWN_PREFIX}rowids"
+PREPARED = f"{OWN_PREFIX}prepared"
 
 MARK_ID = -1
 """Stands in the log for a relation's number where the row is a mark: `c0` its id, `c1` its participants."""
@@ -62,6 +74,13 @@ _CREATE_RELATIONS = (
     f"CREATE TABLE {RELATIONS} (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, shape TEXT NOT NULL, "
     "since INTEGER NOT NULL, reshaped INTEGER NOT NULL)"
 )
+_ROWIDS_STEPS = [f"CREATE TABLE {ROWIDS} (x)", f"INSERT INTO {ROWIDS} (rowid) VALUES (2)"]
+_DROP_COPIES_OF_OTHER_ROWIDS = (
+    f"DELETE FROM {REPLACED} WHERE rowid IN "
+    f"(SELECT r.rowid FROM {ROWIDS} AS n CROSS JOIN {REPLACED} AS r WHERE n.rowid = 1); "
+    f"UPDATE {ROWIDS} SET rowid = 2 WHERE rowid = 1;"
+)
+"""One look at a single row where rows have kept their numbers: the join begins with it."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +102,9 @@ class PreparedRelation:
 class CaptureState:
     """What capture is installed: its relations, log width, and the triggers as the source has them.
 
-    `has_marker`: the marker table is there. `has_nonces`: rows of the log have a nonce (layouts of before 0.2
+    `made_later`: what was made after the last preparation. `has_marker`: the marker table is there.
+    `has_rowids`, `has_prepared`: so are the table and the view by which rows that were numbered anew and
+    triggers that were made anew are known. `has_nonces`: rows of the log have a nonce (layouts of before 0.2
     have none).
     """
 
@@ -92,6 +113,9 @@ class CaptureState:
     relations: Mapping[str, PreparedRelation]
     triggers: Mapping[str, str]
     has_marker: bool
+    made_later: frozenset[str] = frozenset()
+    has_rowids: bool = False
+    has_prepared: bool = False
     has_nonces: bool = False
 
     @property
@@ -106,13 +130,14 @@ class CaptureState:
             table = tables.get(relation.name)
             if table is None:
                 wrong[relation.name] = "it no longer exists"
-            elif table.shape != relation.shape:
+                continue
+            wanted = triggers(table, relation.id, replace=replace)
+            if table.shape != relation.shape:
                 wrong[relation.name] = "its columns changed"
-            elif any(
-                self.triggers.get(name) != sql
-                for name, sql in triggers(table, relation.id, replace=replace).items()
-            ):
+            elif any(self.triggers.get(name) != sql for name, sql in wanted.items()):
                 wrong[relation.name] = "its capture triggers no longer match its constraints, or are gone"
+            elif not self.made_later.isdisjoint(wanted):
+                wrong[relation.name] = "its capture triggers were gone for a while: someone made them again"
         return wrong
 
 
@@ -122,7 +147,7 @@ def read_state(connection: Connection) -> CaptureState:
         name: (kind, sql)
         for kind, name, sql in connection.rows(
             "SELECT type, name, coalesce(sql, '') FROM sqlite_schema "
-            f"WHERE name LIKE '{OWN_PREFIX.replace('_', '!_')}%' ESCAPE '!'"
+            f"WHERE name LIKE '{OWN_PREFIX.replace('_', '!_')}%' ESCAPE '!' ORDER BY rowid"
         )
     }
     if LOG not in own:
@@ -135,8 +160,20 @@ def read_state(connection: Connection) -> CaptureState:
         )
     }
     found = {name: sql for name, (kind, sql) in own.items() if kind == "trigger"}
+    names = list(own)
+    later = names[names.index(PREPARED) + 1 :] if PREPARED in own else names
     nonces = connection.value(f"SELECT count(*) FROM pragma_table_info('{LOG}') WHERE name = 'nonce'")
-    return CaptureState(True, width, relations, found, MARKER in own, bool(nonces))
+    return CaptureState(
+        True,
+        width,
+        relations,
+        found,
+        MARKER in own,
+        made_later=frozenset(later),
+        has_rowids=ROWIDS in own,
+        has_prepared=PREPARED in own,
+        has_nonces=bool(nonces),
+    )
 
 
 def install_steps(
@@ -163,6 +200,10 @@ def install_steps(
     for number, name in enumerate(changed, next_id):
         known = state.relations.get(name)
         steps += _relation_steps(tables[name], number, known is not None, replace=replace)
+    if changed:
+        # The last of all: what comes after it was not made by us.
+        steps += [f"DROP VIEW {PREPARED}"] if state.has_prepared else []
+        steps.append(f"CREATE VIEW {PREPARED} AS SELECT 1")
     return steps
 
 
@@ -177,25 +218,28 @@ def remove_steps(connection: Connection) -> list[str]:
     if not state.installed:
         return []
     steps = [f"DROP TRIGGER {quoted(name)}" for name in state.triggers]
-    marker = (MARKER,) if state.has_marker else ()
-    steps += [f"DROP TABLE {table}" for table in (*marker, REPLACED, LOG, RELATIONS, META)]
+    steps += [f"DROP VIEW {PREPARED}"] if state.has_prepared else []
+    marker, rowids = (MARKER,) if state.has_marker else (), (ROWIDS,) if state.has_rowids else ()
+    steps += [f"DROP TABLE {table}" for table in (*marker, *rowids, REPLACED, LOG, RELATIONS, META)]
     mode = connection.value(f"SELECT value FROM {META} WHERE name = 'journal_mode'")
     return [*steps, f"PRAGMA journal_mode = {mode}"] if mode else steps
 
 
 def _log_steps(state: CaptureState, width: int) -> list[str]:
     if state.installed:
-        return [
+        wider = [
             f"ALTER TABLE {table} ADD COLUMN c{i}"
             for table in (LOG, REPLACED)
             for i in range(state.width, width)
         ]
+        return wider if state.has_rowids else [*wider, *_ROWIDS_STEPS]
     marks = ", ".join(f"m{i} DEFAULT {value}" for i, value in enumerate(MARK_VALUES))
     values = "".join(f", c{i}" for i in range(width))
     return [
         f"CREATE TABLE {LOG} (seq INTEGER PRIMARY KEY, {marks}, rel INTEGER, op INTEGER, "
         f"nonce INTEGER DEFAULT (random()){values})",
         f"CREATE TABLE {REPLACED} (rel INTEGER, row_key{values}, UNIQUE (rel, row_key))",
+        *_ROWIDS_STEPS,
         _CREATE_RELATIONS,
         _CREATE_META,
         f"INSERT INTO {META} VALUES ('epoch', {_NEW_EPOCH}), ('trimmed', 0), ('trimmed_nonce', 0)",
@@ -286,14 +330,15 @@ def _replace_triggers(table: BaseTable, number: int) -> dict[str, str]:
     of_old = f"rel = {number} AND row_key = {_row_key(table, 'OLD')}"
     follow = "".join(f", c{i} = NEW.{quoted(column.name)}" for i, column in enumerate(table.columns))
     return {
-        "clash_insert": f"BEFORE INSERT ON {name} WHEN {exists} BEGIN {_copy_rows(table, number, met)}; END",
+        "clash_insert": f"BEFORE INSERT ON {name} WHEN {exists} "
+        f"BEGIN {_DROP_COPIES_OF_OTHER_ROWIDS} {_copy_rows(table, number, met)}; END",
         "clash_update": f"BEFORE UPDATE ON {name} WHEN {key_changes} "
-        f"BEGIN {_copy_rows(table, number, of_other)}; END",
+        f"BEGIN {_DROP_COPIES_OF_OTHER_ROWIDS} {_copy_rows(table, number, of_other)}; END",
         "gone_insert": f"AFTER INSERT ON {name} {has_copies} "
-        f"BEGIN {_log_gone(table, number, took_place)} END",
+        f"BEGIN {_DROP_COPIES_OF_OTHER_ROWIDS} {_log_gone(table, number, took_place)} END",
         "gone_delete": f"AFTER DELETE ON {name} {has_copies} "
         f"BEGIN DELETE FROM {REPLACED} WHERE {of_old}; END",
-        "gone_update": f"AFTER UPDATE ON {name} {has_copies} BEGIN "
+        "gone_update": f"AFTER UPDATE ON {name} {has_copies} BEGIN {_DROP_COPIES_OF_OTHER_ROWIDS} "
         f"UPDATE {REPLACED} SET row_key = NULL WHERE rel = {number} AND {moved}; "
         f"UPDATE {REPLACED} SET row_key = {_row_key(table, 'NEW')}{follow} WHERE {of_old}; "
         f"{_log_gone(table, number, 'row_key IS NULL')} END",

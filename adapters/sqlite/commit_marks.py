@@ -44,23 +44,33 @@ class CommitMarks:
         self._confirmed = -1
 
     def skip(self) -> None:
-        """From here on commits may have passed unseen: the next one's start is not known."""
+        """From here on commits may have passed unseen: the next one's start is not known.
+
+        Nor is it known of ends beyond the last snapshot whether they still count.
+        """
+        del self._ends[bisect_right(self._ends, self._confirmed) :]
         self._gap = True
+
+    def lose(self) -> None:
+        """Know nothing: all this is of another history, but for commits beyond the next snapshot, if any."""
+        self.clear()
+        self._in_doubt = True
 
     def add(self, last_rows: Iterable[int]) -> None:
         """Note what each further commit left as the last row of the change log.
 
         Row 0 exists only to be the single row of a new change log: its commit begins a new history.
         A row that is not beyond the last one comes from a commit that appended nothing. UNKNOWN says that
-        the pages did not fit together, so that what they said since the last snapshot is not relied on.
+        the pages did not fit together, or were of two histories, so that what they said since the last
+        snapshot is not relied on.
         """
         for row in last_rows:
             if row == 0:
                 self.clear()
                 self._ends, self._gap, self._confirmed = array("q", [0]), False, 0
             elif row == UNKNOWN:
-                del self._ends[bisect_right(self._ends, self._confirmed) :]
-                self._gap = self._in_doubt = True
+                self.skip()
+                self._in_doubt = True
             elif row > self.last:
                 self._ends.append(row)
                 if self._gap:

@@ -52,15 +52,24 @@ class ReadView:
     """One open read transaction and what it sees of the change log: its last row, epoch and trimmed end.
 
     `data_version` was read before the transaction began: as long as it holds, nothing has changed since.
+    `seen_nonce`: that of the row that was the last one of the transaction before, or None if it is gone.
     """
 
     connection: Connection
     data_version: int
     source: SourceState
-    last: int
-    epoch: str
-    trimmed: int
-    trimmed_nonce: int
+    last: int = 0
+    last_nonce: int = 0
+    epoch: str = ""
+    trimmed: int = 0
+    trimmed_nonce: int = 0
+    seen_nonce: int | None = 0
+
+    def continues(self, row: int, nonce: int) -> bool:
+        """Whether history goes on from there: `row`, which is the last seen, has that nonce, or had it."""
+        if self.seen_nonce is None and row == self.trimmed:
+            return nonce == self.trimmed_nonce
+        return nonce == self.seen_nonce
 
 
 class Session:
@@ -76,6 +85,8 @@ class Session:
         self._source: SourceState | None = None
         self._held: ReadView | None = None
         self._epoch = ""
+        self._seen = (0, 0)
+        """The last row that the last read transaction showed, and its nonce."""
         self._relieved = 0
         self.marks = CommitMarks()
 
@@ -169,18 +180,30 @@ class Session:
             root = connection.value(f"SELECT rootpage FROM sqlite_schema WHERE name = '{LOG}'")
             source = self._source = SourceState(schema_version, root or 0, tables, capture, drift)
         if not source.capture.installed:
-            return ReadView(connection, data_version, source, 0, "", 0, 0)
-        last, epoch, trimmed, nonce = connection.rows(
-            f"SELECT (SELECT max(seq) FROM {LOG}), (SELECT value FROM {META} WHERE name = 'epoch'), "
+            return ReadView(connection, data_version, source)
+        nonce = source.capture.nonce
+        last, last_nonce, epoch, trimmed, trimmed_nonce, seen_nonce = connection.rows(
+            f"SELECT (SELECT max(seq) FROM {LOG}), (SELECT {nonce} FROM {LOG} ORDER BY seq DESC LIMIT 1), "
+            f"(SELECT value FROM {META} WHERE name = 'epoch'), "
             f"(SELECT value FROM {META} WHERE name = 'trimmed'), "
-            f"(SELECT value FROM {META} WHERE name = 'trimmed_nonce')"
+            f"(SELECT value FROM {META} WHERE name = 'trimmed_nonce'), "
+            f"(SELECT {nonce} FROM {LOG} WHERE seq = {self._seen[0]:d})"
         )[0]
         return ReadView(
-            connection, data_version, source, int(last or 0), str(epoch), int(trimmed), int(nonce or 0)
+            connection,
+            data_version,
+            source,
+            int(last or 0),
+            int(last_nonce or 0),
+            str(epoch),
+            int(trimmed),
+            int(trimmed_nonce or 0),
+            seen_nonce,
         )
 
     def _poll(self, view: ReadView) -> None:
-        if view.epoch != self._epoch:
+        is_same = view.epoch == self._epoch
+        if not is_same:
             self._epoch = view.epoch
             self._wal.rewind()
             self.marks.clear()
@@ -188,6 +211,9 @@ class Session:
         if commits.restarted and not (commits.consecutive and self._held is not None):
             self.marks.skip()
         self.marks.add(commits.last_rows)
+        if is_same and not view.continues(*self._seen):
+            self.marks.lose()
         self.marks.confirm(view.last)
+        self._seen = (view.last, view.last_nonce)
         if view.source.capture.installed and self._wal.is_lost:
             self._wal.learn(right_edge(view.connection, LOG))

@@ -35,7 +35,7 @@ class SqliteSnapshot(Snapshot):
         view = self._view
         if not view.source.capture.installed:
             return Position(view.last, view.epoch)
-        return Position(view.last, token(view.epoch, self._nonce(view.last) or 0))
+        return Position(view.last, token(view.epoch, view.last_nonce))
 
     def changes(self, after: Position, most_rows: int | None = None) -> Changes:
         self._check_capture(after)
@@ -107,11 +107,9 @@ class SqliteSnapshot(Snapshot):
     def _nonce(self, ordinal: int) -> int | None:
         """The nonce of that row of the log, which may be the last trimmed one."""
         view = self._view
-        if ordinal == view.trimmed and view.trimmed:
-            return view.trimmed_nonce
         nonce = view.source.capture.nonce
         found: int | None = view.connection.value(f"SELECT {nonce} FROM {LOG} WHERE seq = {ordinal:d}")
-        return found
+        return view.trimmed_nonce if found is None and ordinal == view.trimmed else found
 
     def _positions(self, first: int, ends: tuple[int, ...]) -> tuple[Position, ...]:
         """The positions of the entries that end at these rows, all of them after `first`."""

@@ -57,6 +57,8 @@ _ATTEMPTS = 16
 
 UNKNOWN = -2
 """In place of a row: a commit appended to the change log, but how far cannot be told."""
+_REPLACED = -3
+"""In place of a row: a commit put another change log in the place of the one that was followed."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ class Commits:
     """What a poll found: the change log's last rowid after each commit that touched it, in commit order.
 
     `restarted`: these come from a new generation. `consecutive`: that generation is the one right after
-    what was there at the last poll; otherwise whole generations passed unseen.
+    what was there at the last poll; otherwise whole generations passed unseen. If a commit put another
+    history in place of this one (a restore by SQLite's backup API), all of them together are UNKNOWN: some
+    are of the one and some of the other, and a snapshot may show either.
     """
 
     last_rows: tuple[int, ...] = ()
@@ -169,6 +173,8 @@ class WalReader:
             self.rewind()
         else:
             self._tree = tree
+        if _REPLACED in last_rows:
+            last_rows = [UNKNOWN]
         return Commits(tuple(last_rows), restarted, consecutive)
 
     def _directly_before(self, generation: Generation) -> bool:
@@ -220,6 +226,7 @@ class _LogTree:
     def __init__(self) -> None:
         self._right_child: dict[int, int] = {}
         self._root = self._last_leaf = 0
+        self._row: int | None = None
         self._explored: set[int] = set()
         self._schema: int | None = None
 
@@ -227,6 +234,7 @@ class _LogTree:
         result = _LogTree()
         result._right_child, result._explored = dict(self._right_child), set(self._explored)
         result._root, result._last_leaf, result._schema = self._root, self._last_leaf, self._schema
+        result._row = self._row
         return result
 
     @property
@@ -240,11 +248,29 @@ class _LogTree:
                 self._right_child[page] = child
         self._know(self._edge_from(edge[0], {}))
 
-    def commit(self, written: dict[int, int], schema: int | None, root: LogRoot) -> int | None:
+    def commit(self, written: dict[int, int], pages: int, schema: int | None, root: LogRoot) -> int | None:
         """Follow one transaction: the last row if it wrote the last leaf, None if it did not.
 
-        `schema` is the schema version if it wrote page 1. A root is good for one schema version only:
-        VACUUM moves it.
+        `pages`: how many the database has then. Who writes all of them is VACUUM, which changes no row, or
+        another database that is restored. And a change log never gets shorter.
+        """
+        is_rewritten = (
+            len(written) >= pages - 1
+        )  # the page of SQLite's locks, if there is one, is never written
+        row = self._last_row(written, schema, root, is_rewritten=is_rewritten)
+        if row is None or row == UNKNOWN:
+            return row
+        before, self._row = self._row, row
+        if row and before is not None and (row < before or (is_rewritten and row != before)):
+            return _REPLACED
+        return row
+
+    def _last_row(
+        self, written: dict[int, int], schema: int | None, root: LogRoot, *, is_rewritten: bool
+    ) -> int | None:
+        """See `commit`. `schema` is the schema version if page 1 was written.
+
+        A root is good for one schema version only: VACUUM moves it.
         """
         if schema is not None:
             self._schema = schema
@@ -257,9 +283,9 @@ class _LogTree:
             return None
         if not self.is_known:
             self._explore(written)
-        roots = [self._root] if self.is_known else []
-        if self._schema == root.schema_version:
-            roots.append(root.page)
+        roots = [root.page] if self._schema == root.schema_version else []
+        if self.is_known and not is_rewritten:
+            roots.append(self._root)
         for candidate in roots:
             edge = self._edge_from(candidate, written)
             if edge[-1] == self._last_leaf and edge[-1] not in written:
@@ -330,7 +356,7 @@ def _follow(
                 if page == 1:
                     schema = int.from_bytes(frames[content + 40 : content + 44])
             if pages_after_commit:
-                row = tree.commit(written, schema, root)
+                row = tree.commit(written, pages_after_commit, schema, root)
                 written, schema = {}, None
                 if row is not None:
                     last_rows.append(row)

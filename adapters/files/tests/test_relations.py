@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -378,3 +379,20 @@ def test_the_steps_of_prepare_and_remove_are_told_before(
     assert adapter.prepare(["item"]) == []
     assert adapter.remove(dry_run=True) == adapter.remove()
     assert set(tmp_path.iterdir()) == before
+
+
+def test_nothing_is_remembered_of_files_that_are_gone(folder: Path, make: MakeAdapter) -> None:
+    adapter = make({"r": {"path": "*.csv"}}, discover=True)
+    (folder / "p0.csv").write_text("id,v\n1,2\n")
+    start(adapter, "r")
+    for day in range(1, 4):
+        replace_file(folder / f"p{day}.csv", f"id,v\n{day},2\n".encode())
+        replace_file(folder / f"found{day}.jsonl", b'{"id": 1}\n')
+        (folder / f"p{day - 1}.csv").unlink()
+        (folder / f"found{day - 1}.jsonl").unlink(missing_ok=True)
+        assert rows(adapter, "r") == Counter([(day, 2)])
+        assert types(adapter, f"found{day}") == {"id": "int64"}
+        for learned in (adapter._memory.shapes, adapter._memory.guesses):
+            assert learned.keys() <= {f"p{day}.csv", f"found{day}.jsonl"}
+    assert adapter._memory.shapes
+    assert adapter._memory.guesses

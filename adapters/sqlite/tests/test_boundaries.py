@@ -295,3 +295,74 @@ def test_the_write_ahead_log_starts_over_while_it_is_followed(path: Path, writer
             at = position(adapter)
             adapter.acknowledge(at)
         assert len(generations) > 1
+
+
+class Backup:
+    """Copies of a live database, made and put back by SQLite's backup API, in another process."""
+
+    SCRIPT = """
+import sqlite3, sys
+source, target = (sqlite3.connect(path, timeout=60) for path in sys.argv[1:])
+source.backup(target)
+source.close()
+target.close()
+"""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.copy = path, path.with_name("backup.db")
+        self._run(self._path, self.copy)
+
+    def restore(self) -> None:
+        self._run(self.copy, self._path)
+
+    def _run(self, source: Path, target: Path) -> None:
+        subprocess.run([sys.executable, "-c", self.SCRIPT, str(source), str(target)], check=True)
+
+
+@pytest.mark.parametrize("watched", ["each", "lost", "none"])
+@pytest.mark.parametrize("journal", ["wal", "keep"])
+@pytest.mark.parametrize("written_to_backup", [0, 15, 40])
+def test_a_backup_that_was_restored_into_the_live_file_cuts_no_transaction(
+    path: Path, writer: Writer, watched: str, journal: str, written_to_backup: int
+) -> None:
+    """The ends of transactions of the history that was given up say nothing about the other one."""
+
+    def insert(first: int, rows: int) -> str:
+        return f"INSERT INTO narrow (a) VALUES {', '.join(f'({first + i})' for i in range(rows))}"
+
+    with captured(path, writer, *SCHEMA, relations=CAPTURED, journal=journal) as adapter:
+        writer(insert(0, 2), insert(2, 3))
+        parked = position(adapter)
+        backup = Backup(path)
+        for number in range(20):
+            writer(insert(100 + number, 1))
+            if watched == "each":
+                position(adapter)
+        if watched == "lost":
+            position(adapter)
+        if written_to_backup:
+            writer.open(backup.copy)
+            writer(insert(200, written_to_backup))
+            writer.open(path)
+        backup.restore()
+        restored = position(adapter) if watched == "each" else parked
+        if watched == "each":
+            assert restored.ordinal == parked.ordinal + written_to_backup
+        writer(insert(300, 10), insert(400, 30))
+        ends = [parked.ordinal + written_to_backup + n for n in (0, 10, 40)]
+        for start in (parked, restored):
+            run = changes(adapter, start)
+            assert {p.ordinal for p in run.positions} <= set(ends)
+            exact = [p.ordinal for i, p in enumerate(run.positions) if i not in run.batched]
+            before = dict(zip([p.ordinal for p in run.positions], [start, *run.positions], strict=False))
+            assert all(before[end].ordinal in (*ends, start.ordinal) for end in exact)
+            assert sum(len(effect["narrow"]) for effect in deltas(run)) == ends[-1] - start.ordinal
+        at = position(adapter)
+        writer(insert(500, 4), insert(600, 5))
+        run = changes(adapter, at)
+        assert [p.ordinal - at.ordinal for p in run.positions][-1] == 9
+        if journal == "wal":
+            writer(insert(700, 6), insert(800, 7))
+            last = changes(adapter, run.positions[-1])
+            assert [p.ordinal - at.ordinal for p in last.positions] == [15, 22]
+            assert last.batched == frozenset()

@@ -1,6 +1,8 @@
 """Whatever statement changes a captured table, the changes add up to what the table then holds."""
 
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from adapters.sqlite.adapter import SqliteAdapter
-from adapters.sqlite.tests.support import WriteError, Writer, captured, changes, contents, deltas, net
+from adapters.sqlite.tests.support import (
+    WriteError,
+    Writer,
+    adapter_on,
+    captured,
+    changes,
+    contents,
+    deltas,
+    net,
+)
 from algebra.errors import ConfigurationError
 from algebra.position import ORIGIN
 
@@ -200,3 +211,59 @@ def test_an_upsert_reports_the_writers_own_conflict(path: Path, writer: Writer) 
             with pytest.raises(WriteError, match=r"UNIQUE constraint failed: t\.a"):
                 writer(f"INSERT {policy} INTO t VALUES (1, 3)")
         assert_in_step(adapter, "t")
+
+
+@pytest.mark.parametrize(
+    ("table", "left", "renumber"),
+    [
+        (
+            "CREATE TABLE t (a TEXT, b INT)",
+            "INSERT OR IGNORE INTO t (rowid, a, b) VALUES (5, 'x', 0)",
+            "VACUUM",
+        ),
+        ("CREATE TABLE t (a TEXT UNIQUE, b INT)", "INSERT OR IGNORE INTO t VALUES ('a5', 0)", "dump"),
+        (
+            "CREATE TABLE t (a TEXT UNIQUE, b INT)",
+            "INSERT INTO t VALUES ('a5', 0) ON CONFLICT DO UPDATE SET b = 5",
+            "dump",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "first",
+    [
+        "INSERT INTO t VALUES ('new', 6)",
+        "INSERT INTO t (rowid, a, b) VALUES (5, 'new', 6)",
+        "INSERT OR REPLACE INTO t (rowid, a, b) VALUES (2, 'new', 6)",
+        "UPDATE t SET b = 7 WHERE a = 'a3'",
+        "UPDATE OR REPLACE t SET rowid = 5 WHERE a = 'a4'",
+    ],
+)
+def test_a_conflict_of_before_rows_were_numbered_anew_is_forgotten(
+    path: Path, writer: Writer, table: str, left: str, renumber: str, first: str
+) -> None:
+    with captured(path, writer, table) as adapter:
+        writer("INSERT INTO t VALUES ('a1', 1), ('a2', 2), ('a3', 3), ('a4', 4), ('a5', 5)")
+        writer("DELETE FROM t WHERE b < 3", left)
+        assert writer("SELECT count(*) FROM _lockstep_replaced") == [[1]]
+        if renumber == "VACUUM":
+            writer("VACUUM")
+    database = path
+    if renumber == "dump":
+        database = path.with_name("read back.db")
+        read_back(path, database)
+        writer.open(database)
+    assert writer("SELECT a, rowid FROM t") == [["a3", 1], ["a4", 2], ["a5", 3]]
+    with adapter_on(database) as adapter:
+        writer(first, "INSERT OR REPLACE INTO t (rowid, a, b) VALUES (1, 'replacing', 8)")
+        assert_in_step(adapter, "t")
+
+
+def read_back(path: Path, copy: Path) -> None:
+    """A dump of the database, made into another one; in another process, for that has another library."""
+    script = """
+import sqlite3, sys
+dump = "\\n".join(sqlite3.connect(sys.argv[1]).iterdump())
+sqlite3.connect(sys.argv[2]).executescript(dump)
+"""
+    subprocess.run([sys.executable, "-c", script, str(path), str(copy)], check=True)

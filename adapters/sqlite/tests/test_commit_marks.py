@@ -47,6 +47,26 @@ def test_a_gap_makes_the_next_commit_a_batch() -> None:
     assert marks.entries(0, 7) == entries(2, 6, 7, batched=(1,))
 
 
+def test_a_gap_takes_back_what_no_snapshot_confirmed() -> None:
+    """Another history may have been restored there, and gone on from the last snapshot."""
+    marks = CommitMarks()
+    marks.add([0, 2, 3])
+    marks.confirm(2)
+    marks.skip()
+    marks.add([6, 7])
+    assert marks.entries(0, 7) == entries(2, 6, 7, batched=(1,))
+
+
+def test_a_lost_history_says_nothing_and_the_commit_after_it_is_batched() -> None:
+    marks = CommitMarks()
+    marks.add([0, 2, 3])
+    marks.confirm(3)
+    marks.lose()
+    marks.confirm(2)
+    marks.add([5, 6])
+    assert marks.entries(0, 6) == entries(2, 5, 6, batched=(0, 1))
+
+
 def test_commits_that_append_nothing_are_no_entries() -> None:
     marks = CommitMarks()
     marks.add([0, 4, 4, 4, 6])

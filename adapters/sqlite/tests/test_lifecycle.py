@@ -221,6 +221,75 @@ def test_what_a_rebuilt_table_lost_is_lost_also_to_a_reader_at_the_end(
         assert deltas(changes(adapter, again)) == [{"t": {(9, "in no log"): -1}}]
 
 
+BY_SQLITES_OWN_STEPS = (
+    "CREATE TABLE t2 (a INTEGER PRIMARY KEY, b TEXT)",
+    "INSERT INTO t2 SELECT a, b || '!' FROM t WHERE a <> 1",
+    "DROP TABLE t",
+    "ALTER TABLE t2 RENAME TO t",
+)
+
+
+@pytest.mark.parametrize("vacuum", [False, True])
+@pytest.mark.parametrize("triggers", ["of the table", "all"])
+@pytest.mark.parametrize(
+    "meanwhile", [BY_SQLITES_OWN_STEPS, ("DELETE FROM t WHERE a = 1",)], ids=["remade", "triggers away"]
+)
+def test_triggers_that_were_made_again_from_their_text_are_no_capture(
+    path: Path, writer: Writer, meanwhile: tuple[str, ...], triggers: str, vacuum: bool
+) -> None:
+    with captured(path, writer, T, "CREATE TABLE u (x INT)") as adapter:
+        writer("INSERT INTO t VALUES (1, 'x'), (2, 'y')")
+        at = position(adapter)
+        which = "" if triggers == "all" else "AND tbl_name = 't'"
+        saved = writer(f"SELECT name, sql FROM sqlite_schema WHERE type = 'trigger' {which} ORDER BY rowid")
+        drops = [f'DROP TRIGGER "{name}"' for name, _ in saved]
+        writer("BEGIN", *drops, *meanwhile, *(sql for _, sql in saved), "COMMIT")
+        if vacuum:
+            writer("VACUUM")
+        with pytest.raises(SchemaChangedError, match=r"t has to be prepared again: .* gone for a while"):
+            changes(adapter, at)
+        assert adapter.prepare(["t"])
+        with pytest.raises(SchemaChangedError, match="prepared anew"):
+            changes(adapter, at)
+        again = position(adapter)
+        assert adapter.prepare(["t", "u"]) == []
+        writer("INSERT INTO t VALUES (3, 'z')")
+        assert deltas(changes(adapter, again)) == [{"t": {(3, "z"): 1}}]
+
+
+def test_vacuum_and_what_others_add_to_the_schema_is_no_drift(path: Path, writer: Writer) -> None:
+    schema = (T, "CREATE TABLE gone (x INT)", "PRAGMA auto_vacuum = FULL", "VACUUM")
+    with captured(path, writer, *schema, relations=("t",)) as adapter:
+        start = position(adapter)
+        writer("DROP TABLE gone", "CREATE TABLE u (x INT)", "CREATE VIEW v AS SELECT * FROM t", "VACUUM")
+        writer("CREATE TRIGGER theirs AFTER INSERT ON t BEGIN INSERT INTO u VALUES (NEW.a); END")
+        writer("INSERT INTO t VALUES (1, 'x')", "VACUUM", "INSERT INTO t VALUES (2, 'y')")
+        assert deltas(changes(adapter, start)) == [{"t": {(1, "x"): 1}}, {"t": {(2, "y"): 1}}]
+    with adapter_on(path) as adapter:
+        adapter.prepare(["u"])
+        at = position(adapter)
+        writer("VACUUM", "INSERT INTO t VALUES (3, 'z')")
+        assert deltas(changes(adapter, at)) == [{"t": {(3, "z"): 1}, "u": {(3,): 1}}]
+        assert net(changes(adapter, start), "t") == {(1, "x"): 1, (2, "y"): 1, (3, "z"): 1}
+
+
+def test_a_capture_of_an_older_version_is_installed_anew(path: Path, writer: Writer) -> None:
+    """It has neither the table nor the view by which rows and triggers that were made anew are known."""
+    with captured(path, writer, T) as adapter:
+        before = schema_of(writer)
+        writer("INSERT INTO t VALUES (1, 'x')", "DROP VIEW _lockstep_prepared", "DROP TABLE _lockstep_rowids")
+        at = position(adapter)
+        with pytest.raises(SchemaChangedError, match="t has to be prepared again"):
+            changes(adapter, at)
+        adapter.prepare(["t"])
+        assert {row[:2] for row in before} == {row[:2] for row in schema_of(writer)}
+        with pytest.raises(SchemaChangedError, match="t was prepared anew at position 1"):
+            changes(adapter, at)
+        again = position(adapter)
+        writer("INSERT INTO t VALUES (2, 'y')")
+        assert deltas(changes(adapter, again)) == [{"t": {(2, "y"): 1}}]
+
+
 def test_a_table_that_was_gone_is_not_taken_for_the_one_of_before(path: Path, writer: Writer) -> None:
     """Another relation is prepared meanwhile, by which the one that is gone is forgotten."""
     with captured(path, writer, T, "CREATE TABLE u (x INT)") as follower:
