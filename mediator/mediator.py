@@ -18,6 +18,7 @@ from datetime import datetime
 from algebra.decompose import Decomposition
 from algebra.engines.contract import Extent
 from algebra.errors import (
+    INTERNAL_ERROR,
     AlreadyExistsError,
     ConfigurationError,
     LockstepError,
@@ -212,7 +213,7 @@ class Mediator:
             found = storage_error(error, str(self.warehouse.root))
             if found is None:
                 log.error("view %s: unexpected error", spec.name, exc_info=error)
-            problem = found or LockstepError(f"internal error: {error}")
+            problem = found or LockstepError(INTERNAL_ERROR)
         if isinstance(problem, SourceUnavailableError | StorageError):
             if self._waiting.get(spec.name) != problem.message:
                 log.warning("view %s not created yet: %s", spec.name, problem)
