@@ -3,6 +3,10 @@
 A source's owner may give each mediator a list of relations and columns. What is not on the list is treated as
 if it were not there: `DescribeSource` leaves it out, and a definition or query that names it is refused with
 the same words whether or not it exists, so that nobody learns by asking.
+
+Nor by what goes wrong. A source tells its troubles in words of its own, about whatever it keeps: another
+relation that was altered, a column that a driver names. So a mediator with a list is told what kind of
+trouble it is, and the wrapper's log has the words.
 """
 
 from __future__ import annotations
@@ -13,10 +17,30 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from algebra.assembly import RESERVED
-from algebra.errors import ForbiddenError, LimitExceededError, RefusedError
+from algebra.errors import (
+    DataError,
+    ForbiddenError,
+    LimitExceededError,
+    LockstepError,
+    ProtocolVersionError,
+    RefusedError,
+    ResyncRequiredError,
+    SchemaChangedError,
+    SourceUnavailableError,
+)
 from algebra.expressions import column_refs
 from algebra.local_view import LocalView
 from algebra.schema import Catalog, RelationSchema
+from protos.status import error_of
+
+_TROUBLES: Mapping[type[LockstepError], str] = {
+    DataError: "it holds a value or a row that does not fit its declaration",
+    SchemaChangedError: "a relation of it has changed, and has to be prepared again",
+    ResyncRequiredError: "its history has a gap, and it has to be read again",
+    SourceUnavailableError: "it does not answer",
+    LockstepError: "it cannot be read as asked",
+}
+"""What a mediator that may not see everything is told of an error of the source, by the nearest class."""
 
 EVERYONE_ELSE = "*"
 """The name under which a policy for mediators that are not named is given."""
@@ -52,6 +76,15 @@ class MediatorPolicy:
             return True
         columns = self.relations.get(relation, frozenset())
         return columns is None or column in columns
+
+    def told(self, error: LockstepError, source: str) -> LockstepError:
+        """The error as the mediator may hear it: of a source's troubles, nothing that may be hidden from
+        it."""
+        about_the_request = isinstance(error, RefusedError | ProtocolVersionError)
+        if self.relations is None or about_the_request:
+            return error
+        trouble = next(_TROUBLES[kind] for kind in type(error).__mro__ if kind in _TROUBLES)
+        return error_of(error.reason, f"source {source!r}: {trouble}; the log of its wrapper tells more")
 
     def bounded(self, batches: Iterator[pa.RecordBatch], what: str) -> Iterator[pa.RecordBatch]:
         """The batches, until there are more rows than allowed: then LimitExceededError, and not a row
