@@ -28,9 +28,10 @@ from algebra.errors import (
     SchemaChangedError,
     SourceUnavailableError,
 )
-from algebra.expressions import column_refs
+from algebra.expressions import Call, ColumnRef, Expression, Literal, Operator, column_refs
 from algebra.local_view import LocalView
 from algebra.schema import Catalog, RelationSchema
+from algebra.sql_types import family
 from protos.status import error_of
 
 _TROUBLES: Mapping[type[LockstepError], str] = {
@@ -154,4 +155,33 @@ def allowed_view(view: LocalView, catalog: Catalog, policy: MediatorPolicy = UNR
                 f"source {catalog.source!r} does not show column {aliases[ref.occurrence]}.{ref.column}"
             )
     view.check(catalog)
+    relations = {alias: catalog.relation(relation) for alias, relation in aliases.items()}
+    for predicate in view.predicates:
+        if _family(predicate, relations) not in _CONDITIONS:
+            raise RefusedError(f"a predicate of local view {view.name!r} is no condition")
     return view
+
+
+_CONDITIONS = frozenset({"boolean", "null"})
+
+
+def _family(expression: Expression, relations: Mapping[str, RelationSchema]) -> str:
+    """The family of an expression's type; RefusedError if it combines what does not go together.
+
+    An engine would try to cast one to the other, and fail at the first row where it cannot.
+    """
+    match expression:
+        case ColumnRef(occurrence, column):
+            return family(relations[occurrence].column(column).type)
+        case Literal(_, type_):
+            return family(type_)
+        case Call(operator, arguments):
+            found = {_family(argument, relations) for argument in arguments}
+            if operator in (Operator.AND, Operator.OR, Operator.NOT):
+                if not found <= _CONDITIONS:
+                    raise RefusedError(f"{operator.value} of what is no condition in a predicate")
+            elif len(found - {"null"}) > 1:
+                compared = " with ".join(sorted(found - {"null"}))
+                raise RefusedError(f"a predicate compares {compared}, which do not compare")
+            return "boolean"
+    raise AssertionError(f"unknown expression {expression!r}")
