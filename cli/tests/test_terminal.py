@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import typer.main
 
 from algebra.arrow_ipc import to_ipc
 from algebra.errors import DataError
@@ -59,7 +60,7 @@ def test_an_unexpected_error_is_shown(
 
     monkeypatch.setattr(sys, "argv", ["lockstep", "status"])
     monkeypatch.delenv("LOCKSTEP_DEBUG", raising=False)
-    monkeypatch.setattr(main.typer.main, "get_command", broken)
+    monkeypatch.setattr(typer.main, "get_command", broken)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with pytest.raises(SystemExit):
         main.main()
