@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -427,7 +428,9 @@ def _literal(expression: exp.Expr, type_: pa.DataType) -> Literal | None:
         if pa.types.is_integer(type_):
             return Literal(int(text), type_)
         if pa.types.is_floating(type_):
-            return Literal(float(text), type_)
+            number = float(text)
+            # Sources do not agree on what is larger than any number of theirs.
+            return Literal(number, type_) if math.isfinite(number) else None
         if pa.types.is_decimal(type_):
             exact = decimal.Decimal(text)
             scaled = exact.quantize(decimal.Decimal(1).scaleb(-type_.scale))

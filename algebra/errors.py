@@ -12,18 +12,31 @@ from dataclasses import dataclass
 
 from algebra.redaction import redacted
 
+INTERNAL_ERROR = "internal error; the server's log has the details"
+"""All that others are told of an exception that nobody foresaw: its own words may hold anything."""
+
 
 class LockstepError(Exception):
-    """Base of all errors that are reported to a user as one line, in which no secret is shown."""
+    """Base of all errors that are reported to a user as one line, in which no secret is shown.
+
+    `told` is what peers and callers are told, where the text says more than they may know: values of rows, or
+    words of a driver. The whole text is for the log and the terminal of the process that has the error.
+    """
 
     reason = "INTERNAL"
+    told: str | None = None
+
+    def __init__(self, text: str = "", *, told: str | None = None) -> None:
+        super().__init__(text)
+        self.told = told
 
     def __str__(self) -> str:
         return redacted(super().__str__())
 
     @property
     def message(self) -> str:
-        return str(self)
+        """What peers and callers are told."""
+        return str(self) if self.told is None else redacted(self.told)
 
 
 class ConfigurationError(LockstepError):

@@ -112,30 +112,42 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Configurat
     document = _validate(values, file, os.environ if environment is None else environment)
     secrecy.remember(document)
     folder = path.parent
-    mediator = _paths_beside(document.mediator, folder).model_copy(
-        update={"warehouse": references.location(document.mediator.warehouse, folder)}
+    where = f"{file}: mediator"
+    mediator = _paths_beside(document.mediator, folder, where).model_copy(
+        update=_files(document.mediator, folder, where, "warehouse")
     )
     sources = {}
     for name, source in document.sources.items():
-        connect = source.connect.model_copy(update=_files(source.connect, folder, "ca", "certificate", "key"))
+        where = f"{file}: sources.{name}"
+        connect = source.connect.model_copy(
+            update=_files(source.connect, folder, f"{where}.connect", "ca", "certificate", "key")
+        )
         url = None if source.url is None else references.beside(source.url, folder)
-        sources[name] = _paths_beside(source, folder).model_copy(update={"url": url, "connect": connect})
+        sources[name] = _paths_beside(source, folder, where).model_copy(
+            update={"url": url, "connect": connect}
+        )
     spark_secrets = secrecy.referring(values, "mediator", "spark_conf")
     return Configuration(path, mediator, sources, document.views, spark_secrets)
 
 
-def _paths_beside(section: _Server, folder: Path) -> _Server:
+def _paths_beside(section: _Server, folder: Path, where: str) -> _Server:
     """The server's section with its files' paths made absolute."""
-    update: dict[str, Any] = _files(section, folder, "tokens", "audit")
+    update: dict[str, Any] = _files(section, folder, where, "tokens", "audit")
     if section.tls is not None:
-        tls = section.tls.model_copy(update=_files(section.tls, folder, "certificate", "key", "client_ca"))
+        tls = section.tls.model_copy(
+            update=_files(section.tls, folder, f"{where}.tls", "certificate", "key", "client_ca")
+        )
         update["tls"] = tls
     return section.model_copy(update=update)
 
 
-def _files(section: Section, folder: Path, *names: str) -> dict[str, Any]:
+def _files(section: Section, folder: Path, where: str, *names: str) -> dict[str, Any]:
     given = {name: getattr(section, name) for name in names}
-    return {name: references.location(path, folder) for name, path in given.items() if path is not None}
+    return {
+        name: references.location(path, folder, f"{where}.{name}")
+        for name, path in given.items()
+        if path is not None
+    }
 
 
 def override(section: MediatorSection, **values: Any) -> MediatorSection:

@@ -6,7 +6,15 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from cli.options import Consistency
 
@@ -59,6 +67,21 @@ def _spark_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
+def _check_usable(value: Any) -> None:
+    """Raise ValueError for texts and numbers that YAML can write and nothing behind it can take."""
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("holds the character NUL")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("is a number of more than 64 bits")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_usable(key)
+            _check_usable(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_usable(item)
+
+
 Address = Annotated[str, AfterValidator(host_port)]
 Name = Annotated[str, AfterValidator(_name)]
 Size = Annotated[str, AfterValidator(_size)]
@@ -69,6 +92,12 @@ class Section(BaseModel):
     """A part of the file: immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*")
+    @classmethod
+    def _can_be_used(cls, value: Any) -> Any:
+        _check_usable(value)
+        return value
 
 
 class ServerTlsSection(Section):

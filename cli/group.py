@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from algebra.errors import LockstepError
 from cli.options import settings
+from cli.text import visible
 
 _FLAGS = frozenset({"--debug", "--insecure"})
 _VALUED = frozenset({"--log-level", "--log-format", "--ca", "--certificate", "--key", "--server-name"})
@@ -38,7 +39,7 @@ def hoist(arguments: Sequence[str]) -> list[str]:
 def report(error: LockstepError) -> None:
     """Print the error on stderr, each of its problems on one line."""
     for line in str(error).splitlines() or [type(error).__name__]:
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {visible(line)}", file=sys.stderr)
 
 
 class LazyCommand(TyperCommand):

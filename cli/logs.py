@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 import sys
 import time
 import traceback
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from algebra.redaction import redacted
+from cli.text import visible, visible_json, visible_lines
 
 
 class LogLevel(StrEnum):
@@ -32,9 +31,6 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-
-
 class _OneLine(logging.Formatter):
     """UTC time, level, logger, message; a trace appears only if debugging was asked for."""
 
@@ -51,10 +47,13 @@ class _OneLine(logging.Formatter):
         text = redacted(super().format(record))
         return text if self._traces else " ".join(text.splitlines())
 
+    def formatException(self, ei: Any) -> str:
+        return visible_lines(super().formatException(ei))
+
     def formatMessage(self, record: logging.LogRecord) -> str:
         # A message may repeat what a client sent; without line breaks it cannot pass for other records.
         message = redacted(record.message)
-        record.message = _visible(message if self._traces else " ".join(message.splitlines()))
+        record.message = visible(message if self._traces else " ".join(message.splitlines()))
         return super().formatMessage(record)
 
 
@@ -85,12 +84,7 @@ class _Json(logging.Formatter):
         entry.update({name: getattr(record, name) for name in self._EXTRA if hasattr(record, name)})
         if trace:
             entry["trace"] = trace
-        return json.dumps({key: _clean(value) for key, value in entry.items()}, ensure_ascii=False)
-
-
-def _visible(text: str) -> str:
-    """The text with line breaks and control characters written as escapes."""
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+        return visible_json({key: _clean(value) for key, value in entry.items()})
 
 
 def _clean(value: object) -> object:
@@ -136,4 +130,4 @@ def configure(level: LogLevel, *, debug: bool, form: LogFormat = LogFormat.TEXT)
 
 def redacted_trace(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an uncaught exception as Python does, without secrets."""
-    sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, trace))))
+    sys.stderr.write(visible_lines(redacted("".join(traceback.format_exception(kind, error, trace)))))

@@ -30,6 +30,7 @@ from cli.commands import (
 from cli.group import LockstepGroup
 from cli.logs import LogFormat, LogLevel
 from cli.options import settings
+from cli.text import visible
 from lab import command as lab
 
 app = typer.Typer(
@@ -123,7 +124,7 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv or os.environ.get("LOCKSTEP_DEBUG"):
             raise
-        summary = redacted(" ".join(str(error).split()))
+        summary = visible(redacted(" ".join(str(error).split())))
         print(
             f"error: unexpected {type(error).__name__}: {summary} (--debug shows the trace)", file=sys.stderr
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,6 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from cli.text import visible, visible_json
 
 # A pipe has no width; nothing printed into one is cut or wrapped.
 _UNBOUNDED = 10_000
@@ -28,14 +29,14 @@ def error_console() -> Console:
 
 def emit_json(value: Any) -> None:
     """Print one JSON document."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(visible_json(value, indent=2))
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> Table:
-    """A table whose cells are shown as they are; columns named in `right` hold numbers."""
+    """A table whose cells cannot steer a terminal; columns named in `right` hold numbers."""
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in headings:
         made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(value) for value in row))
+        made.add_row(*(Text(visible(value)) for value in row))
     return made

@@ -54,11 +54,13 @@ class BarReporter(Reporter):
         self._bars: dict[str, TaskID] = {}
 
     def update(self, step: LoadProgress) -> None:
-        phase = _PHASES.get(step.phase, step.phase)
+        phase = _PHASES.get(step.phase, text.visible(step.phase))
         self._progress.update(self._phase, description=f"{self._title}: {phase}")
         if step.local_view:
             if step.local_view not in self._bars:
-                self._bars[step.local_view] = self._progress.add_task(f"  {step.local_view}", total=None)
+                self._bars[step.local_view] = self._progress.add_task(
+                    f"  {text.visible(step.local_view)}", total=None
+                )
             # An estimate may be too low; a bar must not run over.
             total = max(step.row_estimate, step.rows) if step.HasField("row_estimate") else None
             self._progress.update(self._bars[step.local_view], completed=step.rows, total=total)
@@ -84,10 +86,10 @@ class LineReporter(Reporter):
         if here == self._last and now - self._said < self._every:
             return
         self._last, self._said = here, now
-        line = f"{self._title}: {_PHASES.get(step.phase, step.phase)}"
+        line = f"{self._title}: {_PHASES.get(step.phase, text.visible(step.phase))}"
         if step.local_view:
             estimate = f" of about {text.number(step.row_estimate)}" if step.HasField("row_estimate") else ""
-            line += f": {step.local_view}, {text.number(step.rows)}{estimate} rows"
+            line += f": {text.visible(step.local_view)}, {text.number(step.rows)}{estimate} rows"
         print(line, file=sys.stderr, flush=True)
 
 

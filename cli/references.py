@@ -58,6 +58,11 @@ def beside(url: str, folder: Path) -> str:
     return f"{scheme}{folder.resolve() / path}{query}"
 
 
-def location(text: str, folder: Path) -> str:
-    """The warehouse's place: a URI as it is, a path made absolute."""
-    return text if "://" in text else str(folder.resolve() / Path(text).expanduser())
+def location(text: str, folder: Path, where: str) -> str:
+    """A place: a URI as it is, a path made absolute; `where` it stands is named in errors."""
+    if "://" in text:
+        return text
+    try:
+        return str(folder.resolve() / Path(text).expanduser())
+    except RuntimeError:
+        raise ConfigurationError(f"{where}: ~ stands for a user that there is not, or has no home") from None

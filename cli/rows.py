@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -119,7 +118,7 @@ class JsonWriter(RowWriter):
 
     def write(self, chunk: pa.Table) -> None:
         for row in chunk.to_pylist():
-            line = json.dumps(text.plain(row), ensure_ascii=False).encode()
+            line = text.visible_json(text.plain(row)).encode()
             self._out.write(self._separator + b"  " + line)
             self._separator = b",\n"
 

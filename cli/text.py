@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
+import re
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -12,7 +14,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from protos.lockstep.v1 import types_pb2
 
-_CONTROL = {code: f"\\x{code:02x}" for code in [*range(32), 127]} | {9: "\\t", 10: "\\n", 13: "\\r"}
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""What moves a terminal's cursor, changes its state or ends a line; C1 has ESC and a letter in one."""
+_LEFT_BY_JSON = re.compile("[\x7f-\x9f\u2028\u2029]")
+
+
+def visible(text: str) -> str:
+    """The text on one line, with control characters spelled out, so that it cannot steer a terminal."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def visible_lines(text: str) -> str:
+    """The same for a text of several lines, such as a trace."""
+    return "\n".join(map(visible, text.split("\n")))
+
+
+def visible_json(value: Any, indent: int | None = None) -> str:
+    """The value as JSON that cannot steer a terminal either."""
+    document = json.dumps(value, indent=indent, ensure_ascii=False)
+    return _LEFT_BY_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", document)
 
 
 def cell(value: Any) -> str:
@@ -25,7 +45,7 @@ def cell(value: Any) -> str:
         return value.isoformat(sep=" ")
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value).translate(_CONTROL)
+    return visible(str(value))
 
 
 def plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ import pytest
 
 from algebra.arrow_ipc import from_ipc
 from algebra.decompose import Decomposition
-from algebra.errors import PositionTrimmedError, SourceUnavailableError
+from algebra.errors import INTERNAL_ERROR, PositionTrimmedError, SourceUnavailableError
 from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
 from mediator.acknowledgements import Acknowledgements
 from mediator.config import ViewSpecConfig
@@ -263,7 +263,7 @@ def test_a_stored_view_that_cannot_be_taken_up_keeps_no_other_from_it(
     wait_for(server, lambda mediator: "c" in mediator.views and "of_tomorrow" in mediator.problem("a"))
     tried = [record for record in caplog.records if "is tried again" in record.message]
     assert [record.args for record in tried] == [("b",)], "once, however often it is tried"
-    assert inside(server).problem("b") == "internal error: nobody expects this"
+    assert inside(server).problem("b") == INTERNAL_ERROR
 
 
 def test_a_source_may_not_trim_what_a_view_needs_whose_drop_may_yet_fail(site: Site) -> None:

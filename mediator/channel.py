@@ -22,7 +22,13 @@ from dataclasses import dataclass
 
 import grpc
 
-from algebra.errors import LimitExceededError, LockstepError, OrderingViolationError, SourceUnavailableError
+from algebra.errors import (
+    INTERNAL_ERROR,
+    LimitExceededError,
+    LockstepError,
+    OrderingViolationError,
+    SourceUnavailableError,
+)
 from algebra.local_view import LocalView
 from algebra.position import Position
 from algebra.sweep import Answer
@@ -279,9 +285,9 @@ class SourceChannel:
             except LockstepError as error:
                 log.error("source %s: %s", self.source, error)
                 self._disconnected(error.message)
-            except Exception as error:
+            except Exception:
                 log.exception("source %s: unexpected error on its channel", self.source)
-                self._disconnected(f"internal error: {error}")
+                self._disconnected(INTERNAL_ERROR)
             self._stopped.wait(self._backoff.next())
 
     def _exchange(self) -> None:

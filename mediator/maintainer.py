@@ -26,7 +26,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from algebra.assembly import VERSION
-from algebra.errors import LimitExceededError, LockstepError, SourceUnavailableError, StorageError
+from algebra.errors import (
+    INTERNAL_ERROR,
+    LimitExceededError,
+    LockstepError,
+    SourceUnavailableError,
+    StorageError,
+)
 from algebra.position import Position
 from mediator.acknowledgements import Acknowledgements
 from mediator.maintenance.contract import Install, Next, Settle, Take, Update
@@ -241,7 +247,7 @@ class Maintainer:
                 self._state.pause(view, error)
             case _:
                 log.error("view %s: unexpected error", view.name, exc_info=error)
-                self._state.pause(view, LockstepError(f"internal error: {error}"))
+                self._state.pause(view, LockstepError(INTERNAL_ERROR))
 
     def _end(self, process: MaintenanceProcess) -> None:
         name = process.view.name

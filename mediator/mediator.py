@@ -19,6 +19,7 @@ from functools import partial
 from algebra.decompose import Decomposition
 from algebra.engines.contract import Extent
 from algebra.errors import (
+    INTERNAL_ERROR,
     AlreadyExistsError,
     ConfigurationError,
     LockstepError,
@@ -236,7 +237,7 @@ class Mediator:
         if isinstance(error, LockstepError):
             return error
         found = storage_error(error, str(self.warehouse.root))
-        return found or LockstepError(f"internal error: {error}")
+        return found or LockstepError(INTERNAL_ERROR)
 
     def _resync_lost(self) -> None:
         """Refresh the views whose sources have lost the history that they need."""

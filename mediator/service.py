@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 
 from algebra.arrow_ipc import schema_to_ipc, to_ipc
-from algebra.errors import ForbiddenError, LockstepError, ViewDefinitionError
+from algebra.errors import INTERNAL_ERROR, ForbiddenError, LockstepError, ViewDefinitionError
 from algebra.position import Position
 from mediator.config import ViewSpecConfig
 from mediator.explain import explanation, maintenance
@@ -29,6 +30,8 @@ from protos.security.guard import Call, call_of
 from protos.security.limits import counted_by
 from protos.security.principals import Principal, Verb
 from protos.status import abort
+
+log = logging.getLogger(__name__)
 
 HISTORY_VERSIONS = 10_000
 """How many versions one response of GetHistory holds at most."""
@@ -424,9 +427,9 @@ def _with_progress(call: Call, work: Callable[[Callable[..., None]], Any]) -> It
             failed(error)
         except Exception as error:
             found = storage_error(error, "the warehouse")
-            failed(found or LockstepError(f"internal error: {error}"))
             if found is None:
-                raise
+                log.exception("%s failed unexpectedly", call.action)
+            failed(found or LockstepError(INTERNAL_ERROR))
 
     thread = threading.Thread(target=run, name="view-work", daemon=True)
     thread.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterable
 
 import pyarrow as pa
@@ -37,6 +38,9 @@ _LITERALS = (
     pa.types.is_timestamp,
     pa.types.is_null,
 )
+
+_MOST_DIGITS = 38
+"""Of a decimal that every engine has."""
 
 _OPERATORS = {operator: getattr(pb, f"OPERATOR_{operator.name}") for operator in Operator}
 _OPERATORS_BACK = {value: operator for operator, value in _OPERATORS.items()}
@@ -108,16 +112,25 @@ def _literal_from_proto(message: pb.Literal) -> Literal:
     if table.column_names != ["value"] or table.num_rows != 1:
         raise RefusedError("a literal must be one value")
     column = table["value"]
-    if not any(is_kind(column.type) for is_kind in _LITERALS):
+    if not any(is_kind(column.type) for is_kind in _LITERALS) or not _is_common(column.type):
         raise RefusedError(f"a literal of type {column.type} in a predicate")
     try:
         value = column[0].as_py()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(value)
         if isinstance(value, (bool, int, float, str, type(None))):
             return Literal(value, column.type)
         return Literal(column.cast(pa.string())[0].as_py(), column.type)
     except (pa.ArrowException, ValueError, OverflowError, LookupError, OSError, ImportError):
-        # A time zone nobody knows, a date before year 1.
+        # A time zone nobody knows, a date before year 1, a number that is none.
         raise RefusedError(f"a literal of type {column.type} has no usable value") from None
+
+
+def _is_common(type_: pa.DataType) -> bool:
+    """Whether engines other than Arrow have it too: not so for all decimals."""
+    return not pa.types.is_decimal(type_) or (
+        type_.precision <= _MOST_DIGITS and 0 <= type_.scale <= type_.precision
+    )
 
 
 def _check_arity(operator: Operator, count: int) -> None:

@@ -3,6 +3,10 @@
 A source's owner may give each mediator a list of relations and columns. What is not on the list is treated as
 if it were not there: `DescribeSource` leaves it out, and a definition or query that names it is refused with
 the same words whether or not it exists, so that nobody learns by asking.
+
+Nor by what goes wrong. A source tells its troubles in words of its own, about whatever it keeps: another
+relation that was altered, a column that a driver names. So a mediator with a list is told what kind of
+trouble it is, and the wrapper's log has the words.
 """
 
 from __future__ import annotations
@@ -13,10 +17,31 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from algebra.assembly import RESERVED
-from algebra.errors import ForbiddenError, LimitExceededError, RefusedError
-from algebra.expressions import column_refs
+from algebra.errors import (
+    DataError,
+    ForbiddenError,
+    LimitExceededError,
+    LockstepError,
+    ProtocolVersionError,
+    RefusedError,
+    ResyncRequiredError,
+    SchemaChangedError,
+    SourceUnavailableError,
+)
+from algebra.expressions import Call, ColumnRef, Expression, Literal, Operator, column_refs
 from algebra.local_view import LocalView
 from algebra.schema import Catalog, RelationSchema
+from algebra.sql_types import family
+from protos.status import error_of
+
+_TROUBLES: Mapping[type[LockstepError], str] = {
+    DataError: "it holds a value or a row that does not fit its declaration",
+    SchemaChangedError: "a relation of it has changed, and has to be prepared again",
+    ResyncRequiredError: "its history has a gap, and it has to be read again",
+    SourceUnavailableError: "it does not answer",
+    LockstepError: "it cannot be read as asked",
+}
+"""What a mediator that may not see everything is told of an error of the source, by the nearest class."""
 
 EVERYONE_ELSE = "*"
 """The name under which a policy for mediators that are not named is given."""
@@ -52,6 +77,15 @@ class MediatorPolicy:
             return True
         columns = self.relations.get(relation, frozenset())
         return columns is None or column in columns
+
+    def told(self, error: LockstepError, source: str) -> LockstepError:
+        """The error as the mediator may hear it: of a source's troubles, nothing that may be hidden from
+        it."""
+        about_the_request = isinstance(error, RefusedError | ProtocolVersionError)
+        if self.relations is None or about_the_request:
+            return error
+        trouble = next(_TROUBLES[kind] for kind in type(error).__mro__ if kind in _TROUBLES)
+        return error_of(error.reason, f"source {source!r}: {trouble}; the log of its wrapper tells more")
 
     def bounded(self, batches: Iterator[pa.RecordBatch], what: str) -> Iterator[pa.RecordBatch]:
         """The batches, until there are more rows than allowed: then LimitExceededError, and not a row
@@ -121,4 +155,33 @@ def allowed_view(view: LocalView, catalog: Catalog, policy: MediatorPolicy = UNR
                 f"source {catalog.source!r} does not show column {aliases[ref.occurrence]}.{ref.column}"
             )
     view.check(catalog)
+    relations = {alias: catalog.relation(relation) for alias, relation in aliases.items()}
+    for predicate in view.predicates:
+        if _family(predicate, relations) not in _CONDITIONS:
+            raise RefusedError(f"a predicate of local view {view.name!r} is no condition")
     return view
+
+
+_CONDITIONS = frozenset({"boolean", "null"})
+
+
+def _family(expression: Expression, relations: Mapping[str, RelationSchema]) -> str:
+    """The family of an expression's type; RefusedError if it combines what does not go together.
+
+    An engine would try to cast one to the other, and fail at the first row where it cannot.
+    """
+    match expression:
+        case ColumnRef(occurrence, column):
+            return family(relations[occurrence].column(column).type)
+        case Literal(_, type_):
+            return family(type_)
+        case Call(operator, arguments):
+            found = {_family(argument, relations) for argument in arguments}
+            if operator in (Operator.AND, Operator.OR, Operator.NOT):
+                if not found <= _CONDITIONS:
+                    raise RefusedError(f"{operator.value} of what is no condition in a predicate")
+            elif len(found - {"null"}) > 1:
+                compared = " with ".join(sorted(found - {"null"}))
+                raise RefusedError(f"a predicate compares {compared}, which do not compare")
+            return "boolean"
+    raise AssertionError(f"unknown expression {expression!r}")

@@ -19,7 +19,7 @@ from sqlglot import exp
 from adapters.spi import Snapshot
 from algebra.arrow_ipc import from_ipc
 from algebra.assembly import predicate_to_sql
-from algebra.errors import RefusedError
+from algebra.errors import DataError, RefusedError
 from algebra.expressions import ColumnRef, column_refs
 from algebra.local_view import Keys, LocalView, OutputColumn
 from protos.lockstep.v1 import wrapper_pb2
@@ -49,7 +49,15 @@ class LocalizedQuery:
             for batch in reader:
                 connection.register("rows", pa.Table.from_batches([batch]))
                 shown = ", ".join(_quoted(name) for name in self.columns)
-                found = connection.sql(f"SELECT {shown} FROM rows WHERE {self.condition}").to_arrow_table()
+                try:
+                    found = connection.sql(
+                        f"SELECT {shown} FROM rows WHERE {self.condition}"
+                    ).to_arrow_table()
+                except (duckdb.DataError, duckdb.ProgrammingError, duckdb.NotSupportedError):
+                    # Its words would repeat a value.
+                    raise DataError(
+                        f"local view {self.query.name!r}: its predicates cannot be decided for some row"
+                    ) from None
                 yield from found.cast(schema).to_batches()
 
 

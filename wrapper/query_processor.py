@@ -26,6 +26,7 @@ import pyarrow as pa
 from adapters.spi import Adapter, Changes, Snapshot
 from algebra.engines.embedded import EmbeddedEngine
 from algebra.errors import (
+    INTERNAL_ERROR,
     DataError,
     LimitExceededError,
     LockstepError,
@@ -133,9 +134,9 @@ class QueryProcessor:
                     self._source_unavailable(error)
                 except LockstepError as error:
                     self._fail_session(error)
-                except Exception as error:
+                except Exception:
                     log.exception("source %s: unexpected error", self._adapter.config.name)
-                    self._fail_session(LockstepError(f"internal error in the wrapper: {error}"))
+                    self._fail_session(LockstepError(INTERNAL_ERROR))
         finally:
             # The stream ends in good order: the mediator knows at once, and has all that was queued for it.
             if self._session is not None:
@@ -152,7 +153,7 @@ class QueryProcessor:
         session = self._session
         if session is not None and not session.queue.closed and session.told != error.message:
             session.told = error.message
-            session.order.send_error(error.reason, error.message)
+            session.tell(error, self.source)
         self._stopped.wait(RETRY_SECONDS)
 
     def _set_reachable(self, reachable: bool) -> None:
@@ -216,7 +217,7 @@ class QueryProcessor:
     def _fail_session(self, error: LockstepError) -> None:
         log.error("source %s: %s", self._adapter.config.name, error)
         if self._session is not None:
-            self._session.order.send_error(error.reason, error.message)
+            self._session.tell(error, self.source)
             self._session.queue.close()
             self._session = None
         self._stopped.wait(RETRY_SECONDS)
@@ -254,7 +255,8 @@ class QueryProcessor:
         except LockstepError as error:
             name = request.define.local_view.name if kind == "define" else ""
             session.refused(str(kind), error)
-            session.order.send_error(error.reason, error.message, local_view=name)
+            self._log_trouble(session, f"{kind} {name}".strip(), error)
+            session.tell(error, self.source, local_view=name)
 
     def _acknowledge(self, session: Session, position: Position) -> None:
         """Tell the adapter, unless the source has not come that far: it would wait, and trim nothing."""
@@ -399,12 +401,17 @@ class QueryProcessor:
         self._heartbeat(session)
         return self._is_over(session)
 
-    @staticmethod
-    def _lose(session: Session, names: Sequence[str], error: LockstepError) -> None:
+    def _lose(self, session: Session, names: Sequence[str], error: LockstepError) -> None:
         """These local views cannot be reported any more; the mediator is told why, and the others go on."""
+        self._log_trouble(session, f"reporting of {', '.join(names)}", error)
         for name in names:
             del session.views[name]
-            session.order.send_error(error.reason, error.message, local_view=name)
+            session.tell(error, self.source, local_view=name)
+
+    def _log_trouble(self, session: Session, what: str, error: LockstepError) -> None:
+        """Write down an error in full, for the mediator may be told less; refusals are in the audit log."""
+        if not isinstance(error, RefusedError):
+            log.error("source %s: mediator %s: %s failed: %s", self.source, session.mediator, what, error)
 
     def _answer(self, session: Session, query: pb.MaintenanceQuery, snapshot: Snapshot) -> None:
         try:
@@ -421,7 +428,8 @@ class QueryProcessor:
             raise
         except LockstepError as error:
             session.refused("query", error)
-            session.order.send_error(error.reason, error.message, query_id=query.query_id)
+            self._log_trouble(session, f"query of {query.local_view}", error)
+            session.tell(error, self.source, query_id=query.query_id)
 
     def _later(self, session: Session, reported: ReportedView, snapshot: Snapshot) -> LaterChanges | None:
         """What the snapshot shows beyond the local view's cursor; None if it shows just that.

@@ -67,12 +67,20 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
             limit = self._limits.setdefault(call.principal.name, RateLimit(policy.queries_per_second))
         return policy, limit
 
+    def _told(self, call: Call, error: LockstepError) -> LockstepError:
+        """The error as the caller may hear it; the log has it in full."""
+        if isinstance(error, RefusedError):
+            return error
+        source = self._processor.source
+        log.error("source %s: %s for %s failed: %s", source, call.action, call.principal.title, error)
+        return self._policies.of(call.principal.name).told(error, source)
+
     def DescribeSource(
         self, request: pb.DescribeSourceRequest, context: grpc.ServicerContext
     ) -> pb.DescribeSourceResponse:
-        adapter = self._new_adapter()
+        adapter, call = self._new_adapter(), call_of(context)
         try:
-            policy, limit = self._policy(call_of(context))
+            policy, limit = self._policy(call)
             limit.admit()
             catalog = policy.visible(adapter.catalog())
             return pb.DescribeSourceResponse(
@@ -83,21 +91,21 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
                 protocol_version=PROTOCOL_VERSION,
             )
         except LockstepError as error:
-            abort(context, error)
+            abort(context, self._told(call, error))
         finally:
             adapter.close()
 
     def LoadLocalView(
         self, request: pb.LoadLocalViewRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.LoadLocalViewResponse]:
-        adapter = self._new_adapter()
+        adapter, call = self._new_adapter(), call_of(context)
         try:
-            policy, limit = self._policy(call_of(context))
+            policy, limit = self._policy(call)
             for _ in request.local_views:
                 limit.admit()
             yield from self._load(adapter, request, policy)
         except LockstepError as error:
-            abort(context, error)
+            abort(context, self._told(call, error))
         finally:
             adapter.close()
 
@@ -211,7 +219,7 @@ class WrapperService(wrapper_pb2_grpc.WrapperServiceServicer):
             pass  # the stream broke; the mediator will attach again
         except LockstepError as error:
             session.refused("exchange", error)
-            session.order.send_error(error.reason, error.message)
+            session.tell(error, self._processor.source)
         finally:
             session.queue.close()
 

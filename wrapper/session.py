@@ -42,6 +42,13 @@ class Session:
     def __post_init__(self) -> None:
         self.order = OrderAssignment(self.queue)
 
+    def tell(
+        self, error: LockstepError, source: str, *, query_id: int | None = None, local_view: str = ""
+    ) -> None:
+        """Send the mediator an error, in order with everything else, as far as it may hear it."""
+        told = self.policy.told(error, source)
+        self.order.send_error(told.reason, told.message, query_id=query_id, local_view=local_view)
+
     @property
     def waiting_bytes(self) -> int:
         """Bytes of messages that were read and not yet handled, or of queries not yet answered."""

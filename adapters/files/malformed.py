@@ -32,7 +32,12 @@ class MalformedRow:
     raw: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.reason}"
+        return f"{self.place}: {self.reason}"
+
+    @property
+    def place(self) -> str:
+        """Where it is, without a word of what it holds."""
+        return f"{self.file}:{self.line}"
 
 
 class UnfinishedError(DataError):
@@ -66,14 +71,19 @@ class Malformed:
             raw = raw[: 4 * RAW_LIMIT].decode("utf-8", "backslashreplace")
         row = MalformedRow(self._relation, file, line, reason, raw[:RAW_LIMIT].rstrip("\r\n"))
         if not self.leaves_out:
+            advice = f"mend the file, or set `malformed: {QUARANTINE}`"
             raise (UnfinishedError if last else DataError)(
-                f"source {self._source!r}: {row}; mend the file, or set `malformed: {QUARANTINE}`"
+                f"source {self._source!r}: {row}; {advice}",
+                told=f"source {self._source!r}: {row.place} is malformed; {advice}",
             )
         self.rows.append(row)
         if len(self.rows) > self._limit:
+            too_many = (
+                f"relation {self._relation!r} has more than {self._limit} malformed rows "
+                "(option `quarantine_limit`), so none of it is taken"
+            )
             raise DataError(
-                f"source {self._source!r}: {row}; relation {self._relation!r} has more than {self._limit} "
-                "malformed rows (option `quarantine_limit`), so none of it is taken"
+                f"source {self._source!r}: {row}; {too_many}", told=f"source {self._source!r}: {too_many}"
             )
 
 

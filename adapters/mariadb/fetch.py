@@ -84,7 +84,10 @@ def _decoded(rows: Rows, select: Select) -> pa.RecordBatch:
         try:
             arrays.append(column.type.decode(values))
         except pa.ArrowInvalid as error:
-            raise DataError(f"{column.origin}: {error}; its type is {column.type.arrow}") from error
+            told = f"{column.origin} has a value that is no {column.type.arrow}"
+            raise DataError(
+                f"{column.origin}: {error}; its type is {column.type.arrow}", told=told
+            ) from error
     return pa.RecordBatch.from_arrays(arrays, schema=select.schema)
 
 

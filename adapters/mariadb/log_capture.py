@@ -438,7 +438,8 @@ class _Reading:
                 arrays.append(images.column(column.place, column))
             except (pa.ArrowInvalid, UnicodeDecodeError) as error:
                 where = f"{self._source}.{name}.{column.name}"
-                raise DataError(f"{where}: {error}; its type is {column.shown.arrow}") from error
+                told = f"{where} has a value that is no {column.shown.arrow}"
+                raise DataError(f"{where}: {error}; its type is {column.shown.arrow}", told=told) from error
         arrays += [pa.array(images.transactions, pa.int32()), pa.array(images.signs, pa.int64())]
         names = [*(column.name for column in table.columns), TRANSACTION, COUNT]
         return pa.table(arrays, names=names).cast(change_schema(table.shown(self._source)))

@@ -196,7 +196,7 @@ def translate(source: str, text: str, state: str | None) -> LockstepError:
     if state[:2] in _UNAVAILABLE:
         return SourceUnavailableError(line)
     if state[:2] == "22":
-        return DataError(line)
+        return DataError(line, told=f"source {source!r}: a value does not fit its type")
     if state in _SCHEMA:
         return SchemaChangedError(line)
     return ConfigurationError(line)

@@ -54,7 +54,8 @@ class ColumnType:
                 column = _storage(column)
                 column = column.cast(self.arrow)
         except pa.ArrowInvalid as error:
-            raise DataError(f"column {name}: {error}") from error
+            told = f"column {name} has a value that is no {self.arrow}"
+            raise DataError(f"column {name}: {error}", told=told) from error
         check(column, name)
         return column
 
@@ -63,7 +64,8 @@ class ColumnType:
         try:
             values = self.parse(column)
         except (pa.ArrowInvalid, ValueError) as error:
-            raise DataError(f"column {name} has a value that is no {self.arrow}: {error}") from error
+            told = f"column {name} has a value that is no {self.arrow}"
+            raise DataError(f"{told}: {error}", told=told) from error
         check(values, name)
         return values
 

@@ -203,8 +203,10 @@ def check_key(connection: duckdb.DuckDBPyConnection, source: str, kept: Kept, am
     )
     if twice is not None:
         values = ", ".join(f"{name} = {value!r}" for name, value in zip(kept.key, twice, strict=True))
+        relation = f"relation {source}.{kept.name}"
         raise DataError(
-            f"relation {source}.{kept.name} has more than one row with {values}, which is said to be its key"
+            f"{relation} has more than one row with {values}, which is said to be its key",
+            told=f"{relation} has more than one row with the same key",
         )
 
 

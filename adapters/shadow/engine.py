@@ -27,7 +27,7 @@ from typing import Any
 import duckdb
 
 from adapters.shadow.sql import quote, text
-from algebra.errors import DataError, LockstepError, SourceUnavailableError
+from algebra.errors import INTERNAL_ERROR, DataError, LockstepError, SourceUnavailableError
 from algebra.scratch import ScratchFolder
 
 FIRST_PAUSE = 0.002
@@ -188,8 +188,21 @@ def _is_locked(error: duckdb.Error) -> bool:
     return "Could not set lock" in str(error) or "Unique file handle conflict" in str(error)
 
 
+_NEVER_ANSWERED = (
+    duckdb.BinderException,
+    duckdb.InvalidTypeException,
+    duckdb.NotSupportedError,
+    duckdb.ParserException,
+    duckdb.SyntaxException,
+)
+"""What is wrong with a statement itself: to try it again would not help."""
+
+
 def _translate(source: str, error: duckdb.Error) -> LockstepError:
     line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    text = f"source {source!r}: {line}"
     if isinstance(error, duckdb.ConversionException | duckdb.OutOfRangeException):
-        return DataError(f"source {source!r}: {line}")
-    return SourceUnavailableError(f"source {source!r}: {line}")
+        return DataError(text, told=f"source {source!r}: a value does not fit its type")
+    if isinstance(error, _NEVER_ANSWERED):
+        return LockstepError(text, told=f"source {source!r}: {INTERNAL_ERROR}")
+    return SourceUnavailableError(text)

@@ -130,7 +130,7 @@ class Database:
     def _translate(self, error: SQLAlchemyError) -> LockstepError:
         line = f"source {self._source!r}: {_line(error)}"
         if isinstance(error, DriverDataError):
-            return DataError(line)
+            return DataError(line, told=f"source {self._source!r}: a value does not fit its type")
         if isinstance(error, DBAPIError) and _is_denied(error):
             return ConfigurationError(
                 f"{line}; grant SELECT on every relation that is shown, and what else it names"

@@ -137,10 +137,11 @@ class ReadState(SourceState):
             with self._database.translated():
                 yield
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise DataError(
+            misfit = (
                 f"relation {self.tables.source}.{relation.name} has a value that does not fit its declared "
-                f"type: {str(error).splitlines()[0]}"
-            ) from error
+                "type"
+            )
+            raise DataError(f"{misfit}: {str(error).splitlines()[0]}", told=misfit) from error
 
     def _batch(
         self, relation: SourceRelation, columns: Sequence[str], rows: Sequence[sa.Row[tuple[Any, ...]]]
@@ -181,9 +182,8 @@ def _array(source: str, relation: str, field: pa.Field, values: Sequence[Any]) -
         ValueError,
     ) as error:
         line = str(error).splitlines()[0]
-        raise DataError(
-            f"column {source}.{relation}.{field.name} has a value that is no {field.type}: {line}"
-        ) from error
+        misfit = f"column {source}.{relation}.{field.name} has a value that is no {field.type}"
+        raise DataError(f"{misfit}: {line}", told=misfit) from error
 
 
 def _booleans(values: Sequence[Any]) -> pa.Array:

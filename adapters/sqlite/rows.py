@@ -119,5 +119,8 @@ def _decoded(batch: pa.RecordBatch, columns: Sequence[ResultColumn], schema: pa.
         try:
             arrays.append(column.codec.decode(values))
         except pa.ArrowInvalid as error:
-            raise DataError(f"{column.origin}: {error}, its type is {column.codec.arrow}") from error
+            told = _misfit_error(column).message
+            raise DataError(
+                f"{column.origin}: {error}, its type is {column.codec.arrow}", told=told
+            ) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -319,3 +319,11 @@ def test_a_single_relation_of_a_source_keeps_its_name() -> None:
     sql = "SELECT c.name, o.note FROM crm.customer c JOIN shop.orders o ON o.cust = c.id"
     assert [v.name for v in parts(sql, per_relation=True).local_views] == ["V.crm", "V.shop"]
     assert parts(sql, per_relation=True) == parts(sql)
+
+
+def test_a_number_without_end_stays_at_home() -> None:
+    catalog = Catalog("m", {"r": RelationSchema("r", (Column("f", pa.float64()),))})
+    for bound, pushed in (("1e300", 1), ("1e400", 0), ("-1e400", 0)):
+        found = decompose("v", f"SELECT f FROM m.r WHERE f < {bound}", {"m": catalog})
+        assert len(found.local_views[0].predicates) == pushed
+        assert len(found.assembly.filters) == 1 - pushed

@@ -12,6 +12,7 @@ from rich.text import Text
 from cli import build, config
 from cli.options import AsJson, ConfigFile, DryRun, SourceName
 from cli.output import console, emit_json, table
+from cli.text import visible
 
 if TYPE_CHECKING:
     from adapters.spi import CaptureProfile
@@ -119,7 +120,7 @@ def check(file: ConfigFile, source: SourceName = None, as_json: AsJson = False) 
             mark = ("ok  ", "green") if result["ok"] else ("FAIL", "bold red")
             if not result["tried"]:
                 mark = ("--  ", "dim")
-            detail = f"  {_one_line(result['detail'])}" if result["detail"] else ""
+            detail = f"  {visible(_one_line(result['detail']))}" if result["detail"] else ""
             out.print(Text.assemble("  ", mark, f"  {result['check']}", (detail, "dim")), soft_wrap=True)
     if as_json:
         emit_json([{"source": name, "checks": checks} for name, checks in results.items()])

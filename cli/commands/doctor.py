@@ -22,6 +22,7 @@ from cli.config import Configuration
 from cli.config_model import ConnectSection, Engine, ServerSection
 from cli.options import AsJson, ConfigFile
 from cli.output import console, emit_json
+from cli.text import visible
 from protos.security.settings import PLAIN, Connection
 
 GOOD, WARNING, WRONG = "ok", "warning", "wrong"
@@ -56,7 +57,7 @@ def doctor(
         findings.append(finding)
         if not as_json:
             line = Text.assemble(
-                (f"{finding.state:<8}", _STYLES[finding.state]), f"{finding.what}: {finding.detail}"
+                (f"{finding.state:<8}", _STYLES[finding.state]), visible(f"{finding.what}: {finding.detail}")
             )
             console().print(line, soft_wrap=True)
     if as_json:

@@ -21,6 +21,7 @@ from cli.options import (
     Timeout,
 )
 from cli.output import console, emit_json
+from cli.text import visible
 from protos.lockstep.v1 import mediator_pb2 as pb
 
 _VIEW_NAME = re.compile(r"^\s*[A-Za-z_][A-Za-z0-9_]*\s*$")
@@ -109,4 +110,4 @@ def _sql(out: Console, sql: str, indent: str) -> None:
 
 
 def _line(out: Console, line: str, style: str = "") -> None:
-    out.print(Text(line, style=style), soft_wrap=True)
+    out.print(Text(visible(line), style=style), soft_wrap=True)

@@ -50,7 +50,7 @@ def status(
     if answer.problem:
         since = text.moment(shapes.time(answer.problem_since))
         out.print(
-            f"no version stored since {since}: {answer.problem}",
+            f"no version stored since {since}: {text.visible(answer.problem)}",
             style="bold red",
             markup=False,
             soft_wrap=True,

@@ -138,7 +138,7 @@ def show(
         ("sql", " ".join(view.spec.sql.split())),
     ]
     for key, value in facts:
-        out.print(Text.assemble((f"{key:<12}", "bold"), value), soft_wrap=True)
+        out.print(Text.assemble((f"{key:<12}", "bold"), text.visible(value)), soft_wrap=True)
     if answer.HasField("explanation"):
         explain.show(out, answer.explanation)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,7 +43,7 @@ def watch(
         try:
             for change in islice(changes, max_versions):
                 if as_json:
-                    print(json.dumps(document(change), ensure_ascii=False), flush=True)
+                    print(text.visible_json(document(change)), flush=True)
                 else:
                     show(out, change)
         except KeyboardInterrupt:
@@ -62,12 +61,13 @@ def show(out: Console, change: pb.WatchViewResponse) -> None:
     version = change.version
     made_by = f"{version.source}@{version.position.ordinal}" if version.source else "load"
     heading = f"version {version.version}  {made_by}  {text.moment(shapes.time(version.committed_at))}"
-    out.print(Text(heading + ("  batched" if version.batched else ""), style="bold"))
+    out.print(Text(text.visible(heading) + ("  batched" if version.batched else ""), style="bold"))
     rows = _table(change)
     if not rows.num_rows:
         out.print(Text("  no row changed", style="dim"))
         return
-    out.print(Text("    " + " | ".join(name for name in rows.column_names if name != COUNT), style="dim"))
+    names = " | ".join(text.cell(name) for name in rows.column_names if name != COUNT)
+    out.print(Text(f"    {names}", style="dim"))
     for line, style in change_lines(rows):
         out.print(Text(f"  {line}", style=style))
     out.file.flush()

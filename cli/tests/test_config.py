@@ -149,6 +149,27 @@ BAD = {
         "sources: {shop: {adapter: a, url: x, relations: [a, '${NOPE}']}}",
         "shop.yaml: sources.shop.relations[1]: environment variable NOPE is not set",
     ),
+    "a user that there is not": (
+        "sources: {a: {address: 'h:1', tls: {certificate: ~nobody-of-that-name/x, key: k}}}",
+        "shop.yaml: sources.a.tls.certificate: ~ stands for a user that there is not, or has no home",
+    ),
+    "NUL": ('mediator: {warehouse: "a\\0b"}', "shop.yaml: mediator.warehouse: holds the character NUL"),
+    "NUL in an option": (
+        'sources: {a: {adapter: a, url: x, options: {list: [{k: "\\0"}]}}}',
+        "shop.yaml: sources.a.options: holds the character NUL",
+    ),
+    "NUL in a name": (
+        'sources: {a: {address: "h:1", mediators: {m: {relations: {"r\\0": }}}}}',
+        "shop.yaml: sources.a.mediators.m.relations: holds the character NUL",
+    ),
+    "a number of too many digits": (
+        f"mediator: {{umq_rows: 0x{'f' * 4000}}}",
+        "shop.yaml: mediator.umq_rows: is a number of more than 64 bits",
+    ),
+    "such a number in an option": (
+        f"sources: {{a: {{adapter: a, url: x, options: {{poll: {2**63}}}}}}}",
+        "shop.yaml: sources.a.options: is a number of more than 64 bits",
+    ),
     "unclosed": (
         "mediator: {warehouse: '${HOME'}",
         "shop.yaml: mediator.warehouse: '${' starts no",

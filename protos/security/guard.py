@@ -25,6 +25,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from algebra.errors import (
+    INTERNAL_ERROR,
     LimitExceededError,
     LockstepError,
     ProtocolVersionError,
@@ -293,7 +294,7 @@ class Guard(grpc.ServerInterceptor):
             raise error
         if not isinstance(error, LockstepError):
             log.exception("%s failed unexpectedly", call.action)
-            error = LockstepError("internal error; the server's log has the details")
+            error = LockstepError(INTERNAL_ERROR)
         self._record_end(call, error.reason, error.message)
         abort(context, error)
 

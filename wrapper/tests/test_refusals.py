@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,7 @@ def view(**changes: object) -> LocalView:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
+X = ColumnRef("r", "x")
 BAD = {
     "a relation that is not shown": (
         view(occurrences=(Occurrence("r", "secret"),)),
@@ -63,6 +65,39 @@ BAD = {
     "an occurrence that is not there": (
         view(joins=(EquiJoin(ColumnRef("r", "x"), ColumnRef("q", "x")),)),
         "local view 'v.s' has no occurrence 'q'",
+    ),
+    "a literal of another type": (
+        view(predicates=(Call(Operator.EQ, (X, Literal("a", pa.string()))),)),
+        "a predicate compares integer with text, which do not compare",
+    ),
+    "a literal of another type in a list": (
+        view(predicates=(Call(Operator.IN, (X, Literal(1, INT), Literal("1970-01-02", pa.date64()))),)),
+        "a predicate compares date64[ms] with integer, which do not compare",
+    ),
+    "columns of two types": (
+        view(predicates=(Call(Operator.LT, (X, ColumnRef("r", "y"))),)),
+        "a predicate compares integer with text, which do not compare",
+    ),
+    "NOT of a text": (
+        view(predicates=(Call(Operator.NOT, (ColumnRef("r", "y"),)),)),
+        "NOT of what is no condition in a predicate",
+    ),
+    "a number as a condition": (view(predicates=(X,)), "a predicate of local view 'v.s' is no condition"),
+    "a number that is none": (
+        view(predicates=(Call(Operator.EQ, (X, Literal(math.nan, pa.float64()))),)),
+        "a literal of type double has no usable value",
+    ),
+    "a number without end": (
+        view(predicates=(Call(Operator.EQ, (X, Literal(-math.inf, pa.float32()))),)),
+        "a literal of type float has no usable value",
+    ),
+    "a decimal of too many digits": (
+        view(predicates=(Call(Operator.EQ, (X, Literal("1", pa.decimal256(39, 0)))),)),
+        "a literal of type decimal256(39, 0) in a predicate",
+    ),
+    "a decimal of a negative scale": (
+        view(predicates=(Call(Operator.EQ, (X, Literal(None, pa.decimal128(38, -5)))),)),
+        "a literal of type decimal128(38, -5) in a predicate",
     ),
     "another source's view": (view(source="t"), "local view 'v.s' is for source 't', this is 's'"),
 }

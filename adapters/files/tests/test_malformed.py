@@ -129,11 +129,13 @@ def test_quarantine_follows_the_files(
 def test_a_file_of_nothing_but_malformed_rows_is_refused_beyond_the_limit(
     make: MakeAdapter, folder: Path
 ) -> None:
-    (folder / "item.csv").write_bytes(b"id\n" + b"x\n" * 21)
+    (folder / "item.csv").write_bytes(b"id\n" + b"canary\n" * 21)
     settings = {"item": {"columns": {"id": "BIGINT"}}}
     adapter = make(settings, malformed="quarantine", quarantine_limit=20)
-    with pytest.raises(DataError, match="more than 20 malformed rows"):
+    with pytest.raises(DataError, match="more than 20 malformed rows") as caught:
         adapter.prepare(["item"])
+    assert "canary" in str(caught.value)
+    assert "canary" not in caught.value.message
 
 
 def test_removing_capture_removes_the_quarantine(make: MakeAdapter, folder: Path, tmp_path: Path) -> None:
@@ -193,8 +195,10 @@ def test_a_malformed_excel_row_is_named_by_sheet_and_row(make: MakeAdapter, fold
 def test_a_number_too_large_for_its_type_is_no_infinity(make: MakeAdapter, folder: Path, text: str) -> None:
     (folder / "item.csv").write_text(f"x\n1.5\ninf\n{text}\n")
     settings = {"item": {"columns": {"x": "DOUBLE"}}}
-    with pytest.raises(DataError, match=rf"item\.csv:4: column 'x': '{text}' does not fit double"):
+    with pytest.raises(DataError, match=rf"item\.csv:4: column 'x': '{text}' does not fit double") as caught:
         make(settings).prepare(["item"])
+    assert "item.csv:4 is malformed" in caught.value.message
+    assert text not in caught.value.message, "who reads at a distance is told no value"
 
 
 def test_a_key_without_value_is_malformed_and_one_that_occurs_twice_is_refused(

@@ -51,8 +51,9 @@ def test_a_number_in_a_boolean_is_an_error_that_says_what_to_do(source: Source, 
     adapter, start = source.prepared(capture, "item")
     source.run("INSERT INTO item VALUES (1, 2)")
     for attempt in (lambda: rows(adapter, "item"), lambda: entries(adapter, start)):
-        with pytest.raises(DataError, match=r"item\.flag: 2 is no boolean .*booleans: false"):
+        with pytest.raises(DataError, match=r"item\.flag: 2 is no boolean .*booleans: false") as caught:
             attempt()
+        assert caught.value.message == "shop.item.flag has a value that is no bool", "others read no value"
     assert rows(source.adapter(capture, booleans=False), "item") == [(1, 2)]
 
 

@@ -39,10 +39,13 @@ def test_values_that_do_not_fit_are_refused(capture: str, sql: Sql, make: MakeAd
     for name, (_, value) in zip(names, REFUSED, strict=True):
         sql(f"INSERT INTO {name} VALUES ({value})")
         with adapter.snapshot() as snapshot:
-            with pytest.raises(DataError, match=f"{name}.v"):
+            with pytest.raises(DataError, match=f"{name}.v") as changed:
                 snapshot.changes(at)
-            with pytest.raises(DataError, match=f"{name}.v"):
+            with pytest.raises(DataError, match=f"{name}.v") as fetched:
                 snapshot.fetch(whole(catalog, name)).read_all()
+            for caught in (changed, fetched):
+                assert "v has a " in caught.value.message
+                assert value.strip("'") not in caught.value.message, "others read no value"
             at = snapshot.position  # past it
 
 
