@@ -289,13 +289,8 @@ class LogCapture(Capture):
                     self._floor = wanted
                 self._wanted = None
             limit = self._options.wal_limit_mb * (1 << 20) or float("inf")
-            idle = self._stream.reached - slot.confirmed
-            if (
-                self._stream.slot == slot.name
-                and not self._stream.entries
-                and idle > min(IDLE_BYTES, limit / 4)
-            ):
-                upto = self._stream.reached
+            upto = self._stream.passed
+            if self._stream.slot == slot.name and upto - slot.confirmed > min(IDLE_BYTES, limit / 4):
                 with self._control.transaction():
                     self._control.run(f"DELETE FROM {IDLE}")
                     self._control.run(
