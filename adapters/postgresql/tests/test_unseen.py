@@ -203,6 +203,21 @@ def copy_of(server: PostgresServer, database: str, target: PostgresServer) -> st
     return copy
 
 
+def test_a_dump_restored_beside_it_is_another_history(
+    sql: Sql, make: MakeAdapter, server: PostgresServer, database: str
+) -> None:
+    """Into another database of the same server: transaction ids go on, ids of tables do not."""
+    sql(*ITEM)
+    adapter = make("trigger")
+    adapter.prepare(["item"])
+    sql("INSERT INTO item VALUES (3, 30, 3)")
+    position = Follower(adapter).position
+    moved = make("trigger", url=server.url(copy_of(server, database, server)))
+    with moved.snapshot() as snapshot, pytest.raises(PositionTrimmedError, match="another database"):
+        snapshot.changes(position)
+    moved.close()
+
+
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_a_dump_restored_elsewhere_is_another_history(
     sql: Sql, make: MakeAdapter, server: PostgresServer, database: str, capture: str
