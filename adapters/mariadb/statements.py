@@ -6,7 +6,8 @@ asked whether it names a captured relation, and what it begins with. Where that 
 the careful one.
 
 How text is quoted depends on the session's `sql_mode`: "…" may be a name or a string, and a backslash may
-hide the quote after it or not. Here "…" is a name, and a text with a backslash is read in both ways.
+hide the quote after it or not. Here "…" is a name, and a text with a backslash is read in both ways. It is in
+the session's character set, too: letters that are not UTF-8 may be any, so a name with them may be many.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ _TOKEN = r"""
            | /\*M?!(?:\d{{5,6}})? | \*/ )                # the marks around what is no comment for the server
   | (?P<name> `(?:[^`]|``)*` | "(?:{quoted}|[^"]|"")*+" )
   | (?P<string> '(?:{quoted}|[^']|'')*+' )
-  | (?P<word> [\w$]+ )
+  | (?P<word> [\w$\ufffd]+ )
   | (?P<sign> . )"""
 _READINGS = tuple(
     re.compile(_TOKEN.format(quoted=quoted), re.S | re.X)
     for quoted in (r"\\.", r"(?!)")  # (?!) is nothing
 )
+_ANY = "\N{REPLACEMENT CHARACTER}"
+_UNREADABLE = re.compile(r"(\\x[0-9a-f]{2})+")
+"""How the library writes bytes that are not UTF-8."""
 _HARMLESS_ALTER = re.compile(
     r"ALTER (ONLINE )?TABLE \S+( \. \S+)? "
     r"((ADD|DROP) (UNIQUE |FULLTEXT |SPATIAL )?(INDEX|KEY)|COMMENT|AUTO_INCREMENT)\b[^,]*"
@@ -83,14 +87,20 @@ def _chains(tokens: Sequence[_Token]) -> list[list[str]]:
 
 def _named(tokens: Sequence[_Token], schema: str, database: str, relations: Collection[str]) -> str | None:
     """The first of the relations that a statement names; without its schema, it is of the one in use."""
-    by_name = {name.lower(): name for name in relations}
     for words in _chains(tokens):
-        if len(words) > 1 and words[0] == database.lower() and words[1] in by_name:
-            return by_name[words[1]]
-        # Followed by a dot, a name may also be that of a relation before its column.
-        if schema == database and words[0] in by_name:
-            return by_name[words[0]]
+        for name in relations:
+            if len(words) > 1 and _may_be(words[0], database) and _may_be(words[1], name):
+                return name
+            # Followed by a dot, a name may also be that of a relation before its column.
+            if schema == database and _may_be(words[0], name):
+                return name
     return None
+
+
+def _may_be(word: str, name: str) -> bool:
+    if _ANY not in word:
+        return word == name.lower()
+    return re.fullmatch(".+".join(map(re.escape, word.split(_ANY))), name.lower()) is not None
 
 
 class Effect(Enum):
@@ -107,6 +117,7 @@ class Effect(Enum):
 
 def effect(text: str, schema: str, database: str, relations: Collection[str]) -> tuple[Effect, str]:
     """What a statement does, and to which relation; `schema` is the one it was issued in."""
+    text = _UNREADABLE.sub(_ANY, text)
     for reading in _READINGS if "\\" in text else _READINGS[:1]:
         found = _effect(_tokens(text, reading), schema, database, relations)
         if found[0] is not Effect.NOTHING:
@@ -132,7 +143,8 @@ def _effect(
         return Effect.XA, ""
     if verb in _INSIDE:
         return Effect.NOTHING, ""
-    if verb == "DROP" and words[1:2] and words[1].upper() in ("DATABASE", "SCHEMA") and database in words:
+    is_of_database = words[1:2] and words[1].upper() in ("DATABASE", "SCHEMA")
+    if verb == "DROP" and is_of_database and any(_may_be(word.lower(), database) for word in words):
         return Effect.SHAPE, next(iter(relations), "")
     named = _named(tokens, schema, database, relations)
     if named is None:

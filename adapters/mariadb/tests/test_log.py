@@ -96,6 +96,20 @@ def test_truncate_is_told_whatever_the_name_and_the_text(source: Source, name: s
         start = position(adapter)
 
 
+@pytest.mark.parametrize("written", ["tä", "`tä`"])
+def test_truncate_is_told_in_whatever_character_set(source: Source, written: str) -> None:
+    source.run(ITEM.replace("item", "tä"), "CREATE TABLE other (id INT)", "INSERT INTO tä VALUES (1, 'x')")
+    adapter, start = source.prepared("log", "tä")
+    connection = source.connect()
+    connection.set_character_set("latin1")
+    writer = connection.cursor()
+    writer.execute("TRUNCATE TABLE other")
+    assert entries(adapter, start) == []
+    writer.execute(f"TRUNCATE TABLE {written}")
+    with pytest.raises(ResyncRequiredError, match="was truncated"):
+        entries(adapter, start)
+
+
 def test_rows_that_an_index_takes_away_are_noticed(source: Source) -> None:
     source.run(ITEM, "INSERT INTO item VALUES (1, 'x'), (2, 'x')")
     adapter, start = source.prepared("log", "item")
