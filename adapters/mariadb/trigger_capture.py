@@ -48,7 +48,7 @@ import pyarrow.compute as pc
 
 from adapters.global_marks import MARKER
 from adapters.mariadb import trigger_layout as layout
-from adapters.mariadb.catalog import SourceTable, SourceTables
+from adapters.mariadb.catalog import JUST_NOW, SourceTable, SourceTables
 from adapters.mariadb.connection import Connection
 from adapters.mariadb.fetch import ResultColumn, Select, batches
 from adapters.mariadb.history import (
@@ -132,8 +132,16 @@ class Identity:
 
     def may_have_become(self, now: Identity) -> bool:
         """Whether a table with these numbers may have had other columns put under its names since."""
-        is_same = bool(self.defined) and self.defined == now.defined
-        return bool(self.alterations) and self.alterations != now.alterations and not is_same
+        if not self.alterations or self.alterations == now.alterations:
+            return False
+        if self.defined.strip(JUST_NOW) != now.defined.strip(JUST_NOW):
+            return True
+        # Twice in one second: nobody restarts a server within that.
+        return self.defined.endswith(JUST_NOW) and self.run == now.run
+
+    @property
+    def run(self) -> str:
+        return self.alterations.partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -318,8 +326,7 @@ class TriggerCapture(Capture):
 
     def _note(self, prepared: Prepared, now: Identity) -> None:
         """Note what has moved and means nothing by itself, so that it is not taken for more together."""
-        is_new = prepared.identity and now.text and prepared.identity != now.text
-        if is_new and now.defined:
+        if prepared.identity and now.text and prepared.identity != now.text:
             with self._writing() as writer:
                 writer.execute(_set_identity(prepared, now.text))
 

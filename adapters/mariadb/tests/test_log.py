@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from adapters.mariadb.tests.conftest import Source, entries, position
-from adapters.servers.mariadb import DURABLE, MariaDBServer, why_not
+from adapters.servers.mariadb import MariaDBServer
 from algebra.errors import (
     ConfigurationError,
     PositionTrimmedError,
@@ -226,14 +225,6 @@ def test_other_tables_after_a_crash_are_not_taken_for_ours(own_server: MariaDBSe
         assert [list(t.deltas["item"].to_dict()) for t in found] == [[(1, "x")], [(2, "y")]]
     finally:
         source.close()
-
-
-@pytest.fixture
-def own_server() -> Iterator[MariaDBServer]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with MariaDBServer.started(DURABLE) as server:
-        yield server
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -10,10 +10,12 @@ import pytest
 
 from adapters.mariadb.adapter import MariaDBAdapter
 from adapters.mariadb.tests.conftest import Source, entries, position, rows
+from adapters.servers.mariadb import MariaDBServer
 from algebra.errors import ConfigurationError, PositionTrimmedError, ResyncRequiredError, SchemaChangedError
 from algebra.position import Position
 
 ITEM = "CREATE TABLE item (id INT PRIMARY KEY, name VARCHAR(30))"
+OTHER = "CREATE TABLE other (id INT PRIMARY KEY)"
 COUNTED = "CREATE TABLE item (id INT AUTO_INCREMENT PRIMARY KEY, name VARCHAR(30))"
 SECRET = "a secret"
 
@@ -176,7 +178,7 @@ def test_columns_that_are_others_under_the_same_names_are_noticed(
 
 def test_alterations_that_leave_the_values_alone_cost_nobody_the_place(source: Source) -> None:
     """Also where other tables are altered instantly meanwhile; of these, the server keeps one count."""
-    source.run(ITEM, "CREATE TABLE other (id INT PRIMARY KEY)")
+    source.run(ITEM, OTHER)
     time.sleep(3.1)  # definitions are told apart by the second in which they were written
     adapter, start = source.prepared("trigger", "item")
     ordinary = (
@@ -194,6 +196,24 @@ def test_alterations_that_leave_the_values_alone_cost_nobody_the_place(source: S
     source.run(*ALTERED["made again"])
     with pytest.raises(SchemaChangedError, match=r"shop\.item was altered without"):
         entries(adapter, start)
+
+
+def test_a_restart_of_the_server_is_no_alteration(own_server: MariaDBServer) -> None:
+    """Its count begins anew, also for a table that had just been made."""
+    source = Source(own_server)
+    try:
+        source.run(ITEM, OTHER, OTHER_INSTANT.format(0))
+        _, start = source.prepared("trigger", "item")
+        own_server.restart()
+        source.run("INSERT INTO item VALUES (1, 'x')")
+        assert ids(source.adapter("trigger"), start) == [[1]]
+        time.sleep(1.1)  # runs are told apart by the second in which they began
+        source.run(*ALTERED["made again"])
+        own_server.restart()
+        with pytest.raises(SchemaChangedError, match=r"shop\.item was altered without"):
+            entries(source.adapter("trigger"), start)
+    finally:
+        source.close()
 
 
 def test_what_an_earlier_version_noted_of_a_table_is_completed(source: Source) -> None:
@@ -322,7 +342,6 @@ UNSEEN = {
         "INSERT INTO item VALUES (7, 'new')",
     ),
 }
-OTHER = "CREATE TABLE other (id INT PRIMARY KEY)"
 
 
 @pytest.mark.parametrize("story", UNSEEN)
