@@ -15,8 +15,13 @@ from algebra.schema import Catalog, RelationSchema
 OWN_PREFIX = "_lockstep"
 """Names that begin like this are capture's own and never shown."""
 
-_TABLES = """
-    SELECT TABLE_NAME, ENGINE, TABLE_ROWS, AUTO_INCREMENT FROM information_schema.TABLES
+JUST_NOW = "?"
+"""Follows a second that is not over for long: more may happen, or have happened, in it."""
+
+_TABLES = f"""
+    SELECT TABLE_NAME, ENGINE, TABLE_ROWS, AUTO_INCREMENT,
+           CONCAT(CREATE_TIME, IF(CREATE_TIME < NOW() - INTERVAL 2 SECOND, '', '{JUST_NOW}'))
+    FROM information_schema.TABLES
     WHERE TABLE_SCHEMA = %s AND TABLE_TYPE = 'BASE TABLE' ORDER BY TABLE_NAME"""
 _COLUMNS = """
     SELECT TABLE_NAME, COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, CHARACTER_SET_NAME, COLLATION_NAME, IS_NULLABLE,
@@ -69,6 +74,7 @@ class SourceTable:
     """A base table. `all_columns` are those of the table, `columns` those that are shown.
 
     `cascade` names a foreign key by which the server changes rows without telling triggers or the log.
+    `defined`: the second in which its definition was last written, and maybe JUST_NOW.
     """
 
     name: str
@@ -79,6 +85,7 @@ class SourceTable:
     cascade: str | None
     row_estimate: int
     auto_increment: int | None
+    defined: str
 
     @property
     def shape(self) -> tuple[tuple[str, str], ...]:
@@ -166,7 +173,7 @@ class CatalogReader:
             indexes.setdefault(table, {}).setdefault(index, []).append(tuple(part))
         cascades: dict[str, str] = dict(connection.rows(_CASCADES, database))
         tables = {}
-        for name, engine, rows, auto_increment in connection.rows(_TABLES, database):
+        for name, engine, rows, auto_increment, defined in connection.rows(_TABLES, database):
             if name.startswith(OWN_PREFIX):
                 continue
             every = tuple(columns.get(name, ()))
@@ -179,6 +186,7 @@ class CatalogReader:
                 cascade=cascades.get(name),
                 row_estimate=int(rows or 0),
                 auto_increment=auto_increment,
+                defined=str(defined or ""),
             )
         return SourceTables(self._source, self._database, tables)
 

@@ -97,7 +97,8 @@ class LogCapture(Capture):
     def __init__(self, followed: Followed) -> None:
         super().__init__(followed)
         self._stream: Stream | None = None
-        self._identities: dict[str, str] = {}
+        self._identity = ("", "")
+        self._newest = Place(0, 0)
         self._seen: object = None
         self._cleaned_at = followed.clock()
 
@@ -138,7 +139,7 @@ class LogCapture(Capture):
         super().check_rights(connection, tables)
         shown = dict(connection.rows("SHOW STATUS LIKE 'binlog_snapshot_%'"))
         files, number = Files.like(shown["Binlog_snapshot_file"])
-        self._identities.clear()
+        self.forget()
         self.identity(files, number)
 
     def removal(self, connection: Connection) -> list[str]:
@@ -154,6 +155,9 @@ class LogCapture(Capture):
         installed = read_installed(connection, self._database)
         files, number = Files.like(file) if file else (Files(""), 0)
         place = Place(number, int(shown.get("Binlog_snapshot_position") or 0))
+        if place < self._newest:
+            self.forget()  # it was reset
+        self._newest = place
         return LogHistory(self, connection, self._source, installed, tables, files, place)
 
     def changed(self, connection: Connection) -> bool:
@@ -195,19 +199,19 @@ class LogCapture(Capture):
         return current
 
     def identity(self, files: Files, number: int) -> str:
-        """What tells the binlog file of that number from any other of its name."""
+        """What tells the binlog file of that number from any other of its name; kept of the last one."""
         name = files.name(number)
-        if name not in self._identities:
+        if name != self._identity[0]:
             stream = Stream(self._source, self._options, files, Place(number, 4), ())
             try:
-                self._identities[name] = stream.identify()
+                self._identity = (name, stream.identify())
             finally:
                 stream.close()
-        return self._identities[name]
+        return self._identity[1]
 
     def forget(self) -> None:
         """What is known of the server's files may be wrong."""
-        self._identities.clear()
+        self._identity = ("", "")
         self._drop_stream()
 
 
@@ -259,15 +263,15 @@ class LogHistory(History):
 
     def changes(self, after: Position, most_rows: int | None) -> Changes:
         self._installed.require(self._source, LOG)
-        for prepared in self._installed.relations:
-            problem = drift(prepared, self.tables.tables.get(prepared.name))
-            if problem:
-                raise changed(self._source, prepared.name, problem)
-        check_position(self._source, self._installed, after, self._place.ordinal, 0, None)
-        start = Place.of(after.ordinal)
-        names = [relation.name for relation in self._installed.relations]
-        stream = self._capture.stream(self._files, start, [*names, MARKER])
         try:
+            for prepared in self._installed.relations:
+                problem = drift(prepared, self.tables.tables.get(prepared.name))
+                if problem:
+                    raise changed(self._source, prepared.name, problem)
+            check_position(self._source, self._installed, after, self._place.ordinal, 0, None)
+            start = Place.of(after.ordinal)
+            names = [relation.name for relation in self._installed.relations]
+            stream = self._capture.stream(self._files, start, [*names, MARKER])
             self._check_identity(stream, after)
             if start == self._place:
                 return Changes((), {})

@@ -26,6 +26,12 @@ batched.
 TRUNCATE fires no trigger. It is noticed by the table's internal number, which takes the right PROCESS to see;
 `prepare` refuses to go without. Who promises that nobody truncates (`truncate: never`) is spared that right;
 then only a counter that went back, of a table with AUTO_INCREMENT, tells of a promise that was not kept.
+
+Nor does ALTER TABLE fire one, and it may leave new values under old names: a column that is dropped and added
+again, two that change places. Where the table is rebuilt, it has another number. Where it is not (instant
+alterations), nothing that can be asked of the table itself is another but the second in which its definition
+was written, as it is when an index is added; and the server counts its instant alterations, of all tables
+together. If both have moved between two looks, the table may have been altered so.
 """
 
 from __future__ import annotations
@@ -33,6 +39,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +48,7 @@ import pyarrow.compute as pc
 
 from adapters.global_marks import MARKER
 from adapters.mariadb import trigger_layout as layout
-from adapters.mariadb.catalog import SourceTable, SourceTables
+from adapters.mariadb.catalog import JUST_NOW, SourceTable, SourceTables
 from adapters.mariadb.connection import Connection
 from adapters.mariadb.fetch import ResultColumn, Select, batches
 from adapters.mariadb.history import (
@@ -81,6 +89,11 @@ _NUMBERS = f"""
     SELECT {_named_in_file(_TABLE_FILE)}, TABLE_ID FROM information_schema.INNODB_SYS_TABLES
     WHERE {_named_in_file("SUBSTRING_INDEX(NAME, '/', 1)")} = DATABASE() ORDER BY NAME"""
 """The internal number of each table of the database, of a partitioned one several."""
+_ALTERATIONS = "SHOW GLOBAL STATUS LIKE 'Innodb_instant_alter_column'"
+_RUN = "SELECT UUID_SHORT() >> 24"
+"""Differs from one run of the server to the next."""
+_LONG = 160
+"""What there is room for of a table's numbers, in letters."""
 
 
 PROFILE = CaptureProfile(
@@ -95,6 +108,58 @@ PROFILE = CaptureProfile(
 
 class _Overtaken(Exception):
     """Another adapter has numbered what this snapshot shows."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What tells a table, and what is under its names, from another one; `numbers` is empty if not known.
+
+    `alterations`: how many instant alterations there were in which run of the server.
+    """
+
+    numbers: str = ""
+    defined: str = ""
+    alterations: str = ""
+
+    @classmethod
+    def of(cls, noted: str) -> Identity:
+        """From its text form; that of earlier versions had the numbers alone."""
+        return cls(*noted.split("|")) if noted else cls()
+
+    @property
+    def text(self) -> str:
+        return "|".join((self.numbers, self.defined, self.alterations)) if self.numbers else ""
+
+    def may_have_become(self, now: Identity) -> bool:
+        """Whether a table with these numbers may have had other columns put under its names since."""
+        if not self.alterations or self.alterations == now.alterations:
+            return False
+        if self.defined.strip(JUST_NOW) != now.defined.strip(JUST_NOW):
+            return True
+        # Twice in one second: nobody restarts a server within that.
+        return self.defined.endswith(JUST_NOW) and self.run == now.run
+
+    @property
+    def run(self) -> str:
+        return self.alterations.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """What the server tells of its tables' definitions, beyond what they are: numbers by table."""
+
+    numbers: Mapping[str, str]
+    alterations: str
+
+    @classmethod
+    def read(cls, connection: Connection) -> Definitions:
+        """As of now. To be read before the tables: an alteration that is counted has been written by then."""
+        ((_, count),) = connection.rows(_ALTERATIONS)
+        return cls(_numbers(connection), f"{connection.value(_RUN)}.{count}")
+
+    def identity(self, table: SourceTable) -> Identity:
+        """What is to be noted of a table."""
+        return Identity(self.numbers.get(table.name, ""), table.defined, self.alterations)
 
 
 class TriggerCapture(Capture):
@@ -136,8 +201,8 @@ class TriggerCapture(Capture):
                 steps.append(f"DELETE FROM {RELATIONS}")
             installed, triggers = Installed(installed.own), {}
             steps += layout.create_base(TRIGGER)
-        identities = _identities(connection)
-        broken = {p.name: p for p in installed.relations if self._problem(p, tables, triggers, identities)}
+        definitions = Definitions.read(connection)
+        broken = {p.name: p for p in installed.relations if self._problem(p, tables, triggers, definitions)}
         for prepared in broken.values():
             # It stays on the list, now without triggers: should this end here, it is still known as broken.
             ours = layout.trigger_names(prepared.number)
@@ -149,9 +214,9 @@ class TriggerCapture(Capture):
         steps += [layout.drop_trigger(name) for name in sorted(strays)]
         known = {p.name for p in installed.relations} - set(broken)
         steps += [
-            _set_identity(p, identities[p.name])
+            _set_identity(p, definitions.identity(tables.tables[p.name]).text)
             for p in installed.relations
-            if p.name in known and not p.identity and p.name in identities
+            if p.name in known and not p.identity and p.name in definitions.numbers
         ]
         again = [tables.tables[name] for name in broken if name in tables.tables]
         fresh = [t for t in {t.name: t for t in [*wanted, *again]}.values() if t.name not in known]
@@ -161,7 +226,7 @@ class TriggerCapture(Capture):
             table.capturable(self._source)
             self._counters.pop(table.name, None)
             steps += layout.create_relation(number, table)
-            identity = identities.get(table.name, "")
+            identity = definitions.identity(table).text
             rows.append(relation_row(number, table, since, reshaped=table.name in broken, identity=identity))
         # After all others: a relation that is put on the list has its log and all its triggers.
         steps += listing(broken.values(), rows)
@@ -169,7 +234,7 @@ class TriggerCapture(Capture):
 
     def check_rights(self, connection: Connection, tables: SourceTables) -> None:
         super().check_rights(connection, tables)
-        if self._options.notice_truncate and not tables.tables.keys() <= _identities(connection).keys():
+        if self._options.notice_truncate and not tables.tables.keys() <= _numbers(connection).keys():
             raise ConfigurationError(
                 f"source {self._source!r}: without the right PROCESS no TRUNCATE is noticed; grant it, or "
                 "promise by option `truncate: never` that there is none"
@@ -197,6 +262,7 @@ class TriggerCapture(Capture):
 
     def _begin(self, connection: Connection) -> TriggerHistory:
         connection.execute(SNAPSHOT)
+        definitions = Definitions.read(connection)
         tables = self._read_tables(connection)
         installed = read_installed(connection, self._database)
         if not installed.epoch or installed.facts.get("capture") != TRIGGER:
@@ -204,7 +270,7 @@ class TriggerCapture(Capture):
             return TriggerHistory(connection, self._source, installed, tables, None, {})
         logs = (MARKER, *(layout.log_table(p.number) for p in installed.relations))
         self._logs = logs
-        problems = self._problems(connection, installed, tables)
+        problems = self._problems(connection, installed, tables, definitions)
         found = {log: _unnumbered(connection, log) for log in logs}
         current = int(installed.facts["current"])
         batch = None
@@ -242,37 +308,49 @@ class TriggerCapture(Capture):
             )
             writer.execute(layout.advance(batch.number))
 
-    def _problems(self, connection: Connection, installed: Installed, tables: SourceTables) -> dict[str, str]:
+    def _problems(
+        self, connection: Connection, installed: Installed, tables: SourceTables, definitions: Definitions
+    ) -> dict[str, str]:
         """The prepared relations whose capture no longer works, with the reason in words."""
         triggers = _triggers(connection, self._database)
-        identities = _identities(connection)
         problems = {}
         for prepared in installed.relations:
-            problem = self._problem(prepared, tables, triggers, identities)
+            problem = self._problem(prepared, tables, triggers, definitions)
             if problem is None and self._counter_went_back(prepared, tables.tables[prepared.name]):
                 problem = "was truncated"
             if problem is not None:
                 problems[prepared.name] = problem
+            else:
+                self._note(prepared, definitions.identity(tables.tables[prepared.name]))
         return problems
+
+    def _note(self, prepared: Prepared, now: Identity) -> None:
+        """Note what has moved and means nothing by itself, so that it is not taken for more together."""
+        if prepared.identity and now.text and prepared.identity != now.text:
+            with self._writing() as writer:
+                writer.execute(_set_identity(prepared, now.text))
 
     def _problem(
         self,
         prepared: Prepared,
         tables: SourceTables,
         triggers: Mapping[str, str],
-        identities: Mapping[str, str],
+        definitions: Definitions,
     ) -> str | None:
         """In words, why the capture of a relation no longer works; None if it does."""
-        problem = drift(prepared, tables.tables.get(prepared.name))
-        if problem is not None:
+        table = tables.tables.get(prepared.name)
+        problem = drift(prepared, table)
+        if problem is not None or table is None:
             return problem
         if any(triggers.get(name) != prepared.name for name in layout.trigger_names(prepared.number)):
             return "lost its triggers"
-        now = identities.get(prepared.name, "")
-        if prepared.identity == _TRUNCATED or (prepared.identity and now and prepared.identity != now):
+        before, now = Identity.of(prepared.identity), definitions.identity(table)
+        if before.numbers == _TRUNCATED or (before.numbers and now.numbers and before.numbers != now.numbers):
             return "was truncated or rebuilt"
-        if prepared.identity and not now and self._options.notice_truncate:
+        if before.numbers and not now.numbers and self._options.notice_truncate:
             return "cannot be seen to be the same without the right PROCESS"
+        if now.numbers and before.may_have_become(now):
+            return "was altered without being rebuilt, and may have other columns under the same names"
         return None
 
     def _counter_went_back(self, prepared: Prepared, table: SourceTable) -> bool:
@@ -405,7 +483,7 @@ def _log_tables(installed: Installed) -> list[str]:
     return sorted(name for name in installed.own if name.startswith(layout.log_table(0)[:-1]))
 
 
-def _identities(connection: Connection) -> dict[str, str]:
+def _numbers(connection: Connection) -> dict[str, str]:
     """The internal number of each table, which TRUNCATE changes; nothing without the right to see them."""
     try:
         rows = connection.rows(_NUMBERS)
@@ -414,8 +492,16 @@ def _identities(connection: Connection) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for table, number in rows:
         found.setdefault(table, []).append(str(number))
-    return {table: ",".join(numbers)[:255] for table, numbers in found.items()}
+    joined = {table: ",".join(numbers) for table, numbers in found.items()}
+    return {
+        table: numbers if len(numbers) <= _LONG else sha256(numbers.encode()).hexdigest()
+        for table, numbers in joined.items()
+    }
 
 
 def _set_identity(prepared: Prepared, identity: str) -> str:
-    return f"UPDATE {RELATIONS} SET identity = '{identity}' WHERE number = {prepared.number}"
+    """The statement that notes an identity, unless another has been noted since."""
+    return (
+        f"UPDATE {RELATIONS} SET identity = '{identity}' "
+        f"WHERE number = {prepared.number} AND identity = '{prepared.identity}'"
+    )

@@ -5,14 +5,23 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from adapters.global_marks import MARKER
-from adapters.postgresql.catalog import OWN, Shape, SourceRelation, SourceTables, read_tables
+from adapters.postgresql.catalog import (
+    OWN,
+    STATES,
+    Shape,
+    SourceRelation,
+    SourceTables,
+    State,
+    read_tables,
+)
 from adapters.postgresql.connection import ArrowSession, Session, translated
 from adapters.postgresql.options import Options
 from adapters.postgresql.sql import path, quote, text
@@ -27,23 +36,30 @@ RELATIONS = f"{OWN}.relations"
 
 @dataclass(frozen=True)
 class Prepared:
-    """One relation as capture knows it. `identity`: the replica identities to restore, by table."""
+    """One relation as capture knows it. `identity`: the replica identities to restore, by table. `state`:
+    that of its tables, as of when it was last found to mean no other rows."""
 
     number: int
     name: str
     schema: str
     table: str
     shape: Shape
-    identity: tuple[tuple[str, str], ...] = ()
+    identity: tuple[tuple[str, str], ...]
+    state: State
 
 
 @dataclass(frozen=True)
 class Installed:
-    """What is installed in the source; `epoch` is empty if nothing is."""
+    """What is installed in the source; `epoch` is empty if nothing is.
+
+    `foreign`: it was installed in another database, of which this one is a copy, or by an earlier version.
+    Its history does not count, and `prepare` installs everything anew.
+    """
 
     epoch: str = ""
     trimmed: int = 0
     relations: tuple[Prepared, ...] = ()
+    foreign: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,50 +70,74 @@ def read_installed(session: Session, source: str, capture: str) -> Installed:
     """What capture finds of itself; ConfigurationError if another capture is installed."""
     if session.one("SELECT to_regclass(%s)", [META])[0] is None:
         return Installed()
-    meta = session.one(f"SELECT capture, epoch, trimmed FROM {META}")
-    if meta is None:
+    found = session.one(f"SELECT to_jsonb(m) FROM {META} m")
+    if found is None:
         raise ConfigurationError(
             f"source {source!r}: the table {META} is empty; remove capture and prepare again"
         )
-    if meta[0] != capture:
+    (meta,) = found
+    if meta["capture"] != capture:
         raise ConfigurationError(
-            f"source {source!r} has capture {meta[0]!r} installed, not {capture!r}; remove it first"
+            f"source {source!r} has capture {meta['capture']!r} installed, not {capture!r}; remove it first"
         )
-    rows = session.rows(
-        f'SELECT number, relation, "schema", "table", shape, identity FROM {RELATIONS} ORDER BY number'
-    )
+    rows = session.rows(f"SELECT to_jsonb(r) FROM {RELATIONS} r ORDER BY r.number")
+    home = meta.get("home")
+    # Ids of tables mean nothing in another database; an earlier version did not note where it was.
+    moved = home is not None and home != read_home(session)
     return Installed(
-        meta[1],
-        meta[2],
-        tuple(
-            Prepared(number, name, schema, table, _pairs(shape), _pairs(identity))
-            for number, name, schema, table, shape, identity in rows
-        ),
+        meta["epoch"],
+        meta["trimmed"],
+        tuple(_prepared(row, moved=moved) for (row,) in rows),
+        foreign=moved or home is None,
     )
 
 
-def _pairs(document: str) -> tuple[tuple[str, str], ...]:
-    return tuple((first, second) for first, second in json.loads(document))
+def _prepared(row: Mapping[str, Any], *, moved: bool) -> Prepared:
+    identity = () if moved else json.loads(row["identity"])
+    return Prepared(
+        number=row["number"],
+        name=row["relation"],
+        schema=row["schema"],
+        table=row["table"],
+        shape=tuple(tuple(part) for part in json.loads(row["shape"])),
+        identity=tuple((table, kind) for table, kind in identity),
+        state=row.get("state", {}),
+    )
+
+
+def read_home(session: Session) -> str:
+    """What tells this database from any other that its dump is restored into.
+
+    The server's own identity where its role may ask for it, as every role may unless that was revoked.
+    """
+    database, may_ask = session.one(
+        "SELECT oid::text, has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE')"
+        " FROM pg_database WHERE datname = current_database()"
+    )
+    if not may_ask:
+        return str(database)
+    return f"{session.one('SELECT system_identifier FROM pg_control_system()')[0]}.{database}"
 
 
 EPOCH = "replace(gen_random_uuid()::text, '-', '')"
 """Drawn by the server, so that a dry run shows the statements as they will be."""
 
 
-def create_base(capture: str) -> list[str]:
+def create_base(capture: str, home: str) -> list[str]:
     """The statements that make room for what capture notes."""
     return [
         f"CREATE SCHEMA {OWN}",
-        f"CREATE TABLE {META} (capture text NOT NULL, epoch text NOT NULL, trimmed int8 NOT NULL)",
-        f"INSERT INTO {META} VALUES ({text(capture)}, {EPOCH}, 0)",
+        f"CREATE TABLE {META} (capture text NOT NULL, epoch text NOT NULL, trimmed int8 NOT NULL,"
+        " home text NOT NULL)",
+        f"INSERT INTO {META} VALUES ({text(capture)}, {EPOCH}, 0, {text(home)})",
         f"CREATE TABLE {RELATIONS} (number int4 PRIMARY KEY, relation text UNIQUE NOT NULL,"
         ' "schema" text NOT NULL,'
-        f' "table" text NOT NULL, shape text NOT NULL, identity text NOT NULL)',
+        f' "table" text NOT NULL, shape text NOT NULL, identity text NOT NULL, state jsonb NOT NULL)',
     ]
 
 
 def note_relation(number: int, relation: SourceRelation, identity: Sequence[tuple[str, str]] = ()) -> str:
-    """The statement that notes a relation as prepared."""
+    """The statement that notes a relation as prepared, in the state that it has by then."""
     values = (
         relation.name,
         relation.schema,
@@ -105,7 +145,20 @@ def note_relation(number: int, relation: SourceRelation, identity: Sequence[tupl
         json.dumps(relation.shape),
         json.dumps(list(identity)),
     )
-    return f"INSERT INTO {RELATIONS} VALUES ({number}, {', '.join(text(value) for value in values)})"
+    oids = ", ".join(map(str, relation.oids))
+    return (
+        f"INSERT INTO {RELATIONS} SELECT {number}, {', '.join(text(value) for value in values)},"
+        f" jsonb_object_agg(s.oid, s.state) FROM ({STATES} WHERE c.oid IN ({oids})) AS s"
+    )
+
+
+def note_state(session: Session, prepared: Prepared, state: State) -> None:
+    """Note what has become of a relation's tables, if nobody else has done so; not worth waiting for."""
+    session.execute(
+        f"UPDATE {RELATIONS} SET state = %s::jsonb WHERE number = (SELECT number FROM {RELATIONS}"
+        " WHERE number = %s AND state = %s::jsonb FOR UPDATE SKIP LOCKED)",
+        [json.dumps(state), prepared.number, json.dumps(prepared.state)],
+    )
 
 
 def create_marker(schema: str, function: str, body: str, *, definer: bool) -> list[str]:
@@ -148,17 +201,31 @@ def drift(prepared: Prepared, relation: SourceRelation | None) -> str | None:
     """In words, how a relation differs from what was prepared; None if it does not."""
     if relation is None:
         return "was dropped or renamed"
-    before, now = dict(prepared.shape), dict(relation.shape)
+    before = {name: rest for name, *rest in prepared.shape}
+    now = {name: rest for name, *rest in relation.shape}
     for name in before.keys() - now.keys():
         return f"lost {_thing(name)}"
     for name in now.keys() - before.keys():
         return f"got {_thing(name)}"
-    for name, declared in now.items():
-        if before[name] != declared:
-            return f"changed column {name!r} from {before[name]} to {declared}"
+    for name, (declared, which) in now.items():
+        if before[name][0] != declared:
+            return f"changed column {name!r} from {before[name][0]} to {declared}"
+        if before[name][1] != which:
+            return f"got another {_thing(name)} of that name"
     if tuple(before) != tuple(now):
         return "changed the order of its columns"
+    if any(_was_rewritten(prepared.state.get(oid), state) for oid, state in relation.state.items()):
+        return "may have other values in its columns (it was rewritten, and its columns were altered)"
     return None
+
+
+def _was_rewritten(before: Mapping[str, str] | None, now: Mapping[str, str]) -> bool:
+    """Whether a table's rows may have been changed by ALTER COLUMN … TYPE … USING.
+
+    It makes a new file and alters a column. TRUNCATE, VACUUM FULL and CLUSTER do only the former; statistics,
+    defaults, grants and constraints do only the latter.
+    """
+    return before is None or (before["file"] != now["file"] and before["columns"] != now["columns"])
 
 
 def _thing(name: str) -> str:
@@ -201,6 +268,13 @@ def read_table(arrow: ArrowSession, statement: str, parameters: pa.RecordBatch |
 
 def not_prepared(source: str) -> ConfigurationError:
     return ConfigurationError(f"source {source!r} is not prepared: no capture is installed in it")
+
+
+def elsewhere(source: str) -> PositionTrimmedError:
+    return PositionTrimmedError(
+        f"source {source!r}: capture was installed in another database, of which this one is a restored copy,"
+        " or by an earlier version; prepare again"
+    )
 
 
 def foreign(source: str, after: Position) -> PositionTrimmedError:

@@ -21,15 +21,22 @@ from algebra.schema import Catalog, RelationSchema
 OWN = "_lockstep"
 """The schema that holds capture's tables; names that begin like it are never shown."""
 
-Shape = tuple[tuple[str, str], ...]
-"""What must not change while changes are captured: columns with their types, then partitions."""
+Shape = tuple[tuple[str, str, str], ...]
+"""What must not change while changes are captured: columns with their types, then partitions, each with what
+tells it from another of its name: the column's number; of a partition, its id and when it was attached."""
+
+State = Mapping[str, Mapping[str, str]]
+"""Of a table and its partitions, by id, what tells that something was done to them by whatever differs from
+before: the `file` that holds the rows, when its `columns` were written to the catalog, and capture's
+`triggers`."""
 
 _TABLES = f"""
     SELECT c.oid::int8, n.nspname, c.relname, c.relkind::text, greatest(c.reltuples, 0)::int8,
            c.relreplident::text,
-           coalesce((SELECT array_agg(p.relid::int8 || ' ' || p.relid::regclass
+           coalesce((SELECT array_agg(p.relid::int8 || ' ' || i.xmin || ' ' || p.relid::regclass
                                       ORDER BY p.relid::regclass::text)
-                     FROM pg_partition_tree(c.oid) p WHERE c.relkind = 'p' AND p.relid <> c.oid), '{{}}')
+                     FROM pg_partition_tree(c.oid) p JOIN pg_inherits i ON i.inhrelid = p.relid
+                     WHERE c.relkind = 'p'), '{{}}')
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
       AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
@@ -49,7 +56,7 @@ _COLUMNS = """
         FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
     )
     SELECT a.attrelid::int8, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
-           b.typname, b.typtype::text, b.typcategory::text, b.modifier, a.attgenerated::text,
+           a.attnum, b.typname, b.typtype::text, b.typcategory::text, b.modifier, a.attgenerated::text,
            a.attcollation::int8, coalesce(l.collisdeterministic, true)
     FROM pg_attribute a JOIN base b ON b.attrelid = a.attrelid AND b.attnum = a.attnum AND b.typtype <> 'd'
          LEFT JOIN pg_collation l ON l.oid = a.attcollation
@@ -63,6 +70,19 @@ _KEYS = """
     GROUP BY i.indexrelid, i.indrelid, i.indisprimary
     HAVING bool_and(a.attnotnull)
     ORDER BY i.indrelid, i.indisprimary DESC, i.indexrelid"""
+
+
+STATES = f"""
+    SELECT c.oid::text AS oid, jsonb_build_object(
+        'file', c.relfilenode::text,
+        'columns', (SELECT string_agg(a.xmin::text, ',' ORDER BY a.attnum) FROM pg_attribute a
+                    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+        'triggers', (SELECT string_agg(concat_ws(' ', t.oid, t.xmin, t.tgenabled), ',' ORDER BY t.oid)
+                     FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+                          JOIN pg_namespace n ON n.oid = p.pronamespace
+                     WHERE t.tgrelid = c.oid AND n.nspname = {text(OWN)})) AS state
+    FROM pg_class c"""
+"""SQL: the states of tables, one row each; `xmin` is the transaction that wrote a row of a catalog."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +126,8 @@ class SourceRelation:
 
     `partitions`: of a partitioned table, all below it, quoted as the server does. `oids`: of
     the table and its partitions. `identity`: the replica
-    identity of an ordinary table. `all_columns`: those that are not shown, too, in order.
+    identity of an ordinary table. `all_columns`: those that are not shown, too, in order. `attached`: of each
+    partition, what tells it from another of its name.
     """
 
     name: str
@@ -118,9 +139,11 @@ class SourceRelation:
     key: tuple[str, ...]
     partitioned: bool
     partitions: tuple[str, ...]
+    attached: tuple[str, ...]
     oids: tuple[int, ...]
     identity: str
     row_estimate: int
+    state: State
 
     @property
     def qualified(self) -> str:
@@ -138,7 +161,8 @@ class SourceRelation:
 
     @property
     def shape(self) -> Shape:
-        partitions = ((f"partition {name}", "") for name in self.partitions)
+        named = zip(self.partitions, self.attached, strict=True)
+        partitions = ((f"partition {name}", "", attached) for name, attached in named)
         return (*self.all_columns, *partitions)
 
     def column(self, name: str) -> SourceColumn:
@@ -172,12 +196,11 @@ def read_tables(session: Session, options: Options, names: Sequence[str] | None)
     tables = session.rows(_TABLES, [only, only, only, options.schema])
     oids = [row[0] for row in tables]
     columns: dict[int, list[SourceColumn]] = {}
-    all_columns: dict[int, list[tuple[str, str]]] = {}
+    all_columns: dict[int, list[tuple[str, str, str]]] = {}
     names_of = {row[0]: relation_name(options.schema, row[1], row[2]) for row in tables}
-    for oid, name, declared, not_null, base, kind, category, modifier, generated, *collation in session.rows(
-        _COLUMNS, [oids]
-    ):
-        all_columns.setdefault(oid, []).append((name, declared))
+    for row in session.rows(_COLUMNS, [oids]):
+        oid, name, declared, not_null, number, base, kind, category, modifier, generated, *collation = row
+        all_columns.setdefault(oid, []).append((name, declared, str(number)))
         if f"{names_of[oid]}.{name}" in options.exclude or (generated and options.capture == LOG):
             continue  # pgoutput does not send generated columns
         shown = column_type(base, kind, category, modifier, options.numeric_scale)
@@ -185,8 +208,11 @@ def read_tables(session: Session, options: Options, names: Sequence[str] | None)
     keys: dict[int, list[tuple[str, ...]]] = {}
     for oid, key in session.rows(_KEYS, [oids]):
         keys.setdefault(oid, []).append(tuple(key))
+    parts = {row[0]: [partition.split(" ", 2) for partition in row[-1]] for row in tables}
+    every = [*oids, *(int(part) for found in parts.values() for part, _, _ in found)]
+    states = dict(session.rows(f"{STATES} WHERE c.oid = ANY (%s::oid[])", [every]))
     relations: dict[str, SourceRelation] = {}
-    for oid, schema, table, kind, estimate, identity, partitions in tables:
+    for oid, schema, table, kind, estimate, identity, _ in tables:
         name = names_of[oid]
         if names is not None and name not in names:
             continue
@@ -203,10 +229,12 @@ def read_tables(session: Session, options: Options, names: Sequence[str] | None)
             all_columns=tuple(all_columns.get(oid, ())),
             key=next((key for key in keys.get(oid, ()) if present.issuperset(key)), ()),
             partitioned=kind == "p",
-            partitions=tuple(partition.partition(" ")[2] for partition in partitions),
-            oids=(oid, *(int(partition.partition(" ")[0]) for partition in partitions)),
+            partitions=tuple(part[2] for part in parts[oid]),
+            attached=tuple(f"{part[0]} {part[1]}" for part in parts[oid]),
+            oids=(oid, *(int(part[0]) for part in parts[oid])),
             identity=identity,
             row_estimate=estimate,
+            state={str(own): states[str(own)] for own in (oid, *(int(part[0]) for part in parts[oid]))},
         )
     return SourceTables(session.source, relations)
 

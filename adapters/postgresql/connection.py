@@ -170,6 +170,11 @@ def translated(source: str) -> Iterator[None]:
         raise translate(source, _adbc_text(error), found[1] if found else None) from error
 
 
+def is_refused(error: Exception) -> bool:
+    """Whether the server refused a statement for lack of a right, or because something is in use."""
+    return getattr(error, "sqlstate", None) in ("42501", "55006", "55000", "55P03")
+
+
 _UNAVAILABLE = {"08", "40", "53", "55", "57", "58", "XX"}
 _NOT_OURS_TO_MEND = re.compile(
     r"authentication failed|password|does not exist|pg_hba\.conf|not permitted to log in|SSL|replication role"

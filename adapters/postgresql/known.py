@@ -2,17 +2,28 @@
 
 A full reading takes half a dozen statements over the catalogs. But every change of a table, a column, an
 index, a trigger or a partition writes a row of a catalog, and a row's `xmin` tells by whom it was written.
-So one statement over those tells whether what was read before is still true.
+So one statement over those tells whether what was read before is still true, on the same connection: on a
+new one, another database may have come to this place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from adapters.postgresql.capture import META, RELATIONS, Installed, changed, known_tables, read_installed
+import psycopg
+
+from adapters.postgresql.capture import (
+    META,
+    RELATIONS,
+    Installed,
+    changed,
+    known_tables,
+    note_state,
+    read_installed,
+)
 from adapters.postgresql.catalog import SourceRelation, SourceTables
-from adapters.postgresql.connection import Session
+from adapters.postgresql.connection import Session, is_refused
 from adapters.postgresql.options import Options
 from algebra.errors import SchemaChangedError
 
@@ -57,16 +68,23 @@ class Known:
 
 
 class KnownReader:
-    """Reads it in an open snapshot."""
+    """Reads it in an open snapshot; `writer` notes what has become of tables."""
 
     def __init__(
-        self, source: str, options: Options, shown: Sequence[str] | None, problems: Problems
+        self,
+        source: str,
+        options: Options,
+        shown: Sequence[str] | None,
+        problems: Problems,
+        writer: Session,
     ) -> None:
         self._source = source
         self._options = options
         self._shown = shown
         self._problems = problems
+        self._writer = writer
         self._last: Known | None = None
+        self._connection: object = None
 
     def forget(self) -> None:
         """Read in full the next time."""
@@ -75,17 +93,32 @@ class KnownReader:
     def read(self, session: Session) -> Known:
         """What the session's transaction sees."""
         last = self._last
-        if last is not None and last.stamp:
+        if last is not None and last.stamp and session.connection is self._connection:
             epoch, trimmed, stamp = session.one(_STAMP, [last.oids])
             if stamp == last.stamp:
                 return replace(last, installed=replace(last.installed, epoch=epoch, trimmed=trimmed))
         installed = read_installed(session, self._source, self._options.capture)
         tables = known_tables(session, self._options, installed, self._shown)
-        problems = self._problems(session, installed, tables) if installed.epoch else {}
+        is_usable = installed.epoch and not installed.foreign
+        problems = self._problems(session, installed, tables) if is_usable else {}
         names = {prepared.number: prepared.name for prepared in installed.relations}
         broken = tuple(changed(self._source, names[number], why) for number, why in problems.items())
         known = Known(installed, tables, broken)
-        if installed.epoch:
+        if is_usable:
             known = replace(known, stamp=session.one(_STAMP, [known.oids])[2])
-        self._last = known
+            self._note(known, problems)
+        self._last, self._connection = known, session.connection
         return known
+
+    def _note(self, known: Known, problems: Collection[int]) -> None:
+        """Note the states of relations that have the same rows as before, so that two things which mean
+        nothing by themselves are not taken together for one that does."""
+        for prepared in known.installed.relations:
+            relation = known.tables.relations.get(prepared.name)
+            if relation is None or prepared.number in problems or relation.state == prepared.state:
+                continue
+            try:
+                note_state(self._writer, prepared, relation.state)
+            except psycopg.Error as error:
+                if not is_refused(error):  # who prepared it may be another role
+                    raise

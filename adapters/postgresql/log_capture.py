@@ -64,6 +64,7 @@ from adapters.postgresql.capture import (
     View,
     change_schema,
     changed,
+    elsewhere,
     foreign,
     lock_statement,
     not_prepared,
@@ -74,7 +75,7 @@ from adapters.postgresql.capture import (
     trimmed,
 )
 from adapters.postgresql.catalog import OWN, SourceRelation
-from adapters.postgresql.connection import ArrowSession, translated
+from adapters.postgresql.connection import ArrowSession, is_refused, translated
 from adapters.postgresql.known import Known, KnownReader
 from adapters.postgresql.log_installation import IDLE, PUBLICATION, LogInstallation, Slot, problems, read_slot
 from adapters.postgresql.options import Options
@@ -123,7 +124,7 @@ class LogCapture(Capture):
         self._seen = 0
         self._wanted: Position | None = None
         self._tended_at = clock()
-        self._known = KnownReader(source, options, shown, problems)
+        self._known = KnownReader(source, options, shown, problems, self._control)
         self._installation = LogInstallation(source, options, self._control)
 
     # Installing
@@ -193,6 +194,8 @@ class LogCapture(Capture):
         slot = read_slot(self._control)
         if slot is None or self._overdue(slot, inserted):
             return View(self._reader, tables, Nothing(self._no_slot()))
+        if known.installed.foreign:
+            return View(self._reader, tables, Nothing(elsewhere(self._source)))
         self._follow(slot)
         if flushed < inserted:
             self._control.run(_FENCE)
@@ -289,13 +292,8 @@ class LogCapture(Capture):
                     self._floor = wanted
                 self._wanted = None
             limit = self._options.wal_limit_mb * (1 << 20) or float("inf")
-            idle = self._stream.reached - slot.confirmed
-            if (
-                self._stream.slot == slot.name
-                and not self._stream.entries
-                and idle > min(IDLE_BYTES, limit / 4)
-            ):
-                upto = self._stream.reached
+            upto = self._stream.passed
+            if self._stream.slot == slot.name and upto - slot.confirmed > min(IDLE_BYTES, limit / 4):
                 with self._control.transaction():
                     self._control.run(f"DELETE FROM {IDLE}")
                     self._control.run(
@@ -305,7 +303,7 @@ class LogCapture(Capture):
                 slot = Slot(slot.name, upto)
         except Exception as error:
             # Another adapter has it, or the right to note it is missing: it is moved another time.
-            if not isinstance(error, LockstepError) and not _is_refused(error):
+            if not isinstance(error, LockstepError) and not is_refused(error):
                 raise
             log.debug("source %s: the slot was not moved: %s", self._source, error)
         return slot
@@ -338,10 +336,6 @@ class LogCapture(Capture):
         self._stream.close()
         self._control.close()
         self._reader.close()
-
-
-def _is_refused(error: Exception) -> bool:
-    return getattr(error, "sqlstate", None) in ("42501", "55006", "55000", "55P03")
 
 
 class LogHistory(History):

@@ -19,6 +19,7 @@ from adapters.postgresql.capture import (
     drop_marker,
     known_tables,
     note_relation,
+    read_home,
     read_installed,
 )
 from adapters.postgresql.catalog import OWN, SourceRelation, SourceTables
@@ -97,10 +98,25 @@ class LogInstallation:
             relation.schema_shown(self._source)
         check_rights(self._control, self._source, wanted, ["SELECT"])
         self._check_server()
+        found = {} if installed.foreign else problems(self._control, installed, tables)
+        broken = [p for p in installed.relations if p.number in found or installed.foreign]
+        wanted += [
+            tables.relations[prepared.name] for prepared in broken if prepared.name in tables.relations
+        ]
+        have = {p.name for p in installed.relations} - {p.name for p in broken}
+        number = max((p.number for p in installed.relations), default=0)
+        new = {r.name: r for r in wanted if r.name not in have}
+        self._check_owner(list(new.values()))
+        remembered = {oid: identity for prepared in broken for oid, identity in prepared.identity}
+        kept = {oid for relation in new.values() for oid, *_ in self._identities(relation)}
         steps: list[str] = []
-        if not installed.epoch:
+        for prepared in broken:
+            steps += self._unprepare(prepared, kept)
+        if installed.foreign:
+            steps += self._drop_base()
+        if not installed.epoch or installed.foreign:
             check_creation(self._control, self._source, self._options.schema, base=True)
-            steps += create_base(LOG)
+            steps += create_base(LOG, read_home(self._control))
             steps.append(f"CREATE TABLE {IDLE} (epoch text NOT NULL, last int8 NOT NULL, upto int8 NOT NULL)")
             steps += create_marker(
                 self._options.schema,
@@ -113,25 +129,12 @@ class LogInstallation:
                 f"CREATE PUBLICATION {PUBLICATION} WITH (publish = 'insert, update, delete, truncate',"
                 " publish_via_partition_root = true)"
             )
-        found = problems(self._control, installed, tables)
-        broken = [prepared for prepared in installed.relations if prepared.number in found]
-        wanted += [
-            tables.relations[prepared.name] for prepared in broken if prepared.name in tables.relations
-        ]
-        have = {p.name for p in installed.relations if p.number not in found}
-        number = max((p.number for p in installed.relations), default=0)
-        new = {r.name: r for r in wanted if r.name not in have}
-        self._check_owner(list(new.values()))
-        remembered = {oid: identity for prepared in broken for oid, identity in prepared.identity}
-        kept = {oid for relation in new.values() for oid, *_ in self._identities(relation)}
-        for prepared in broken:
-            steps += self._unprepare(prepared, kept)
         for relation in new.values():
             number += 1
             steps += self._prepare_relation(number, relation, remembered)
         slots = [row[0] for row in self._control.rows(_SLOTS)]
         slot = read_slot(self._control)
-        if slot is not None and not found:
+        if slot is not None and not broken and not installed.foreign:
             return Plan((), tuple(steps), ())
         name = f"{text(SLOT_PREFIX)} || left({EPOCH}, 16)"
         return Plan(
@@ -253,12 +256,18 @@ class LogInstallation:
         if installed.epoch:
             for prepared in installed.relations:
                 steps += self._unprepare(prepared)
-            steps += drop_marker(self._control)
-            steps.append(f"DROP PUBLICATION IF EXISTS {PUBLICATION}")
-            steps.append(f"DROP FUNCTION IF EXISTS {OWN}.mark()")
-            steps += [f"DROP TABLE {table}" for table in (IDLE, RELATIONS, META)]
-            steps.append(f"DROP SCHEMA {OWN}")
+            steps += self._drop_base()
         return steps, slots
+
+    def _drop_base(self) -> list[str]:
+        """Undo what was done for all relations together."""
+        return [
+            *drop_marker(self._control),
+            f"DROP PUBLICATION IF EXISTS {PUBLICATION}",
+            f"DROP FUNCTION IF EXISTS {OWN}.mark()",
+            *(f"DROP TABLE {table}" for table in (IDLE, RELATIONS, META)),
+            f"DROP SCHEMA {OWN}",
+        ]
 
 
 def problems(session: Session, installed: Installed, tables: SourceTables) -> dict[int, str]:

@@ -75,9 +75,16 @@ class LogStream:
         return self._running.slot if self._running is not None else ""
 
     @property
-    def reached(self) -> int:
-        """Every transaction whose commit ends up to here has been read."""
-        return self._running.reached if self._running is not None else 0
+    def passed(self) -> int:
+        """Every transaction whose commit ends up to here has been read, and none is kept; else 0.
+
+        Both are told of one moment: the thread that reads may take an entry at any other.
+        """
+        running = self._running
+        if running is None:
+            return 0
+        with running.changed:
+            return 0 if running.entries or running.problem is not None else running.reached
 
     @property
     def entries(self) -> list[Entry]:
@@ -256,9 +263,10 @@ class _Running:
         if data[0] == 0x77:  # w: one message of the log
             entry = self._decoder.feed(data[25:])
             if entry is not None:
-                self.reached = max(self.reached, entry.end)
+                # Kept first: what cannot be kept has not been reached.
                 if not entry.content.is_empty:
                     self.keep(entry)
+                self.reached = max(self.reached, entry.end)
         elif data[0] == 0x6B:  # k: how far the server has read
             (end,) = struct.unpack_from("!Q", data, 1)
             self.reached = max(self.reached, end)

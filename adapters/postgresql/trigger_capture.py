@@ -22,7 +22,9 @@ reported, not even what applications committed asynchronously.
 
 Positions: the ordinal is the number; the token holds the capture's epoch and a mark, drawn at random when
 numbers are written. A restored database, which may give the same ids and numbers to other transactions, has
-other marks.
+other marks. A dump that is restored elsewhere brings numbers and marks along, to where transactions have
+other ids, maybe below the horizon: so capture notes the database that it is installed in (`capture.py`), and
+counts for nothing in another one.
 """
 
 from __future__ import annotations
@@ -52,10 +54,12 @@ from adapters.postgresql.capture import (
     check_rights,
     drift,
     drop_marker,
+    elsewhere,
     foreign,
     known_tables,
     lock_statement,
     not_prepared,
+    read_home,
     read_installed,
     read_table,
     record_columns,
@@ -88,7 +92,10 @@ _NEW = f"""
       AND NOT EXISTS (SELECT FROM {layout.COMMITS} c WHERE c.xid = s.xid)
     GROUP BY s.xid"""
 _ANY_NEW = f"SELECT EXISTS ({_NEW})"
-_LAST = f"SELECT c.ordinal, c.mark FROM {layout.COMMITS} c ORDER BY c.ordinal DESC LIMIT 1"
+_LAST = f"""
+    SELECT c.ordinal, c.mark, c.horizon <= pg_snapshot_xmax(pg_current_snapshot())::text::int8
+    FROM {layout.COMMITS} c ORDER BY c.ordinal DESC LIMIT 1"""
+"""The last number, its mark, and whether it can be of this database: the horizon was a snapshot's before."""
 
 
 class TriggerCapture(Capture):
@@ -104,7 +111,7 @@ class TriggerCapture(Capture):
         super().__init__(source, options, clock)
         self._listener = Session(source, options.conninfo)
         self._listening = False
-        self._known = KnownReader(source, options, shown, self._problems)
+        self._known = KnownReader(source, options, shown, self._problems, self._control)
         self._trimmed = Position(0)
         self._trimmed_at = clock() - options.trim_seconds
 
@@ -127,26 +134,43 @@ class TriggerCapture(Capture):
         check_rights(session, self._source, wanted, ["SELECT"])
         steps: list[str] = []
         notify = self._notifies(session)
-        if not installed.epoch:
+        anew = bool(installed.epoch) and (installed.foreign or self._is_ahead(session))
+        problems = {} if anew else self._problems(session, installed, tables)
+        broken = [p for p in installed.relations if p.number in problems or anew]
+        for prepared in broken:
+            steps += self._unprepare(prepared)
+            if prepared.name in tables.relations:
+                wanted.append(tables.relations[prepared.name])
+        if anew:
+            steps += self._drop_base()
+        if anew or not installed.epoch:
             check_creation(session, self._source, self._options.schema, base=True)
-            steps += layout.base(self._options.schema, notify=notify)
-        problems = self._problems(session, installed, tables)
-        for prepared in installed.relations:
-            if prepared.number in problems:
-                steps += self._unprepare(prepared)
-                if prepared.name in tables.relations:
-                    wanted.append(tables.relations[prepared.name])
-        if problems:
+            steps += layout.base(self._options.schema, read_home(session), notify=notify)
+        elif broken:
             steps.append(f"UPDATE {META} SET epoch = {EPOCH}")
-        have = {p.name for p in installed.relations if p.number not in problems}
+        have = {p.name for p in installed.relations} - {p.name for p in broken}
         number = max((p.number for p in installed.relations), default=0)
         new = {r.name: r for r in wanted if r.name not in have}
         check_rights(session, self._source, list(new.values()), ["SELECT", "TRIGGER"])
         self._check_subscriptions(new.values())
         for relation in new.values():
             number += 1
-            steps += layout.relation(number, relation, notify=notify)
+            steps += layout.relation(number, relation, notify=notify, always=self._owns(relation))
         return steps
+
+    @staticmethod
+    def _is_ahead(session: Session) -> bool:
+        """Whether numbers were given out in a database with other, higher transaction ids."""
+        last = session.one(_LAST)
+        return last is not None and not last[2]
+
+    def _owns(self, relation: SourceRelation) -> bool:
+        """Whether the relation's triggers may be altered once they are made."""
+        owns = self._control.one(
+            "SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM pg_class WHERE oid = ANY (%s::oid[])",
+            [list(relation.oids)],
+        )
+        return bool(owns[0])
 
     def _notifies(self, session: Session) -> bool:
         if self._options.notify is not None:
@@ -179,15 +203,20 @@ class TriggerCapture(Capture):
         if installed.epoch:
             for prepared in installed.relations:
                 steps += self._unprepare(prepared)
-            steps += drop_marker(self._control)
-            steps.append(f"DROP FUNCTION IF EXISTS {OWN}.mark()")
-            own = (layout.COMMITS, layout.MARKS, layout.STATEMENTS, RELATIONS, META)
-            steps += [f"DROP TABLE {table}" for table in own]
-            steps.append(f"DROP SCHEMA {OWN}")
+            steps += self._drop_base()
         if steps and not dry_run:
             run_together(self._control, steps)
             self._locked = ()
         return steps
+
+    def _drop_base(self) -> list[str]:
+        own = (layout.COMMITS, layout.MARKS, layout.STATEMENTS, RELATIONS, META)
+        return [
+            *drop_marker(self._control),
+            f"DROP FUNCTION IF EXISTS {OWN}.mark()",
+            *(f"DROP TABLE {table}" for table in own),
+            f"DROP SCHEMA {OWN}",
+        ]
 
     @staticmethod
     def _problems(session: Session, installed: Installed, tables: SourceTables) -> dict[int, str]:
@@ -208,6 +237,10 @@ class TriggerCapture(Capture):
                 wanted = (len(layout.EVENTS) + 1) * (1 + len(relation.partitions))
                 if counts.get(f"capture_{prepared.number}", 0) != wanted:
                     problem = "lost its triggers"
+                elif any(
+                    prepared.state[oid]["triggers"] != s["triggers"] for oid, s in relation.state.items()
+                ):
+                    problem = "had its triggers disabled or altered"
             if problem is not None:
                 problems[prepared.number] = problem
         return problems
@@ -243,12 +276,16 @@ class TriggerCapture(Capture):
             return None
         if not known.installed.epoch:
             return View(self._reader, known.tables, Nothing(not_prepared(self._source)))
+        if known.installed.foreign:
+            return View(self._reader, known.tables, Nothing(elsewhere(self._source)))
         if self._reader.one(_ANY_NEW)[0]:
             last = self._number()
             # Something could have been changed between the two snapshots.
             known = self._known.read(self._reader)
         else:
             last = self._reader.one(_LAST)
+        if last is not None and not last[2]:
+            return View(self._reader, known.tables, Nothing(elsewhere(self._source)))
         epoch = known.installed.epoch
         position = (
             Position(last[0], f"{epoch}:{last[1]}")
@@ -281,7 +318,7 @@ class TriggerCapture(Capture):
                     " FROM unnest(%s::int8[]) WITH ORDINALITY AS n(xid, place)",
                     [first, mark, Visibility.of(now).xmin, order],
                 )
-                last = (first + len(order) - 1, mark)
+                last = (first + len(order) - 1, mark, True)
             self._reader.run(f"{_READ} SET TRANSACTION SNAPSHOT {text(exported)}; {locks}")
             control.run("COMMIT")
         except BaseException:

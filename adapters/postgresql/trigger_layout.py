@@ -47,10 +47,10 @@ def function(number: int) -> str:
     return f"{OWN}.capture_{number}"
 
 
-def base(schema: str, *, notify: bool) -> list[str]:
+def base(schema: str, home: str, *, notify: bool) -> list[str]:
     """Everything but the relations."""
     return [
-        *create_base(TRIGGER),
+        *create_base(TRIGGER, home),
         f"CREATE TABLE {STATEMENTS} (xid int8 NOT NULL, relation int4 NOT NULL, cut text NOT NULL)",
         f"CREATE INDEX statements_xid ON {STATEMENTS} (xid)",
         f"CREATE TABLE {MARKS} (xid int8 NOT NULL, id text, participants text)",
@@ -72,12 +72,13 @@ def _noted(number: int, notify: bool) -> str:
     return note + (f" PERFORM pg_notify({text(CHANNEL)}, '');" if notify else "")
 
 
-def relation(number: int, shown: SourceRelation, *, notify: bool) -> list[str]:
+def relation(number: int, shown: SourceRelation, *, notify: bool, always: bool) -> list[str]:
     """One relation: its log, its function, its triggers, on the table and, of a partitioned one, on each
     partition.
 
     A statement fires the triggers of the table it names, root or partition, and of no other, and their
-    transition tables hold the rows of all partitions it touched.
+    transition tables hold the rows of all partitions it touched. `always`: also in a session whose
+    `session_replication_role` is `replica`; only the tables' owner may have it so.
     """
     log = log_table(number)
 
@@ -109,5 +110,8 @@ def relation(number: int, shown: SourceRelation, *, notify: bool) -> list[str]:
             f"CREATE TRIGGER _lockstep_truncate BEFORE TRUNCATE ON {table}"
             f" FOR EACH STATEMENT EXECUTE FUNCTION {function(number)}()"
         )
+        if always:
+            named = (f"ENABLE ALWAYS TRIGGER _lockstep_{event}" for event in (*EVENTS, "truncate"))
+            steps.append(f"ALTER TABLE {table} {', '.join(named)}")
     steps.append(note_relation(number, shown))
     return steps

@@ -10,7 +10,7 @@ import pytest
 from adapters.conformance.queries import whole
 from adapters.mariadb.adapter import MariaDBAdapter
 from adapters.mariadb.tests.server import shared_server
-from adapters.servers.mariadb import MariaDBServer
+from adapters.servers.mariadb import DURABLE, MariaDBServer, why_not
 from adapters.spi import SourceConfig, SourceTransaction
 from algebra.local_view import Keys
 from algebra.position import Position
@@ -86,6 +86,14 @@ def source() -> Iterator[Source]:
     made = Source(shared_server())
     yield made
     made.close()
+
+
+@pytest.fixture
+def own_server() -> Iterator[MariaDBServer]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with MariaDBServer.started(DURABLE) as server:
+        yield server
 
 
 @pytest.fixture(params=["log", "trigger"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
 
 import pytest
 
 from adapters.mariadb.tests.conftest import Source, entries, position
-from adapters.servers.mariadb import DURABLE, MariaDBServer, why_not
+from adapters.servers.mariadb import MariaDBServer
 from algebra.errors import (
     ConfigurationError,
     PositionTrimmedError,
@@ -51,6 +51,8 @@ def test_what_other_tables_and_databases_do_is_not_reported(source: Source) -> N
         "CREATE TABLE copy LIKE item",
         "CREATE TABLE item_too AS SELECT * FROM item",
         "ANALYZE TABLE item",
+        "ALTER TABLE `item` ADD UNIQUE INDEX by_name (name) COMMENT 'a, b' -- , DROP name",
+        "ALTER TABLE item COMMENT 'it''s -- no, DROP TABLE item'",
     ],
 )
 def test_statements_that_change_no_row_and_no_column_are_no_matter(source: Source, statement: str) -> None:
@@ -70,6 +72,50 @@ def test_truncate_is_told_and_over_once_the_relation_is_read_again(source: Sourc
     after = position(adapter)
     source.run("INSERT INTO item VALUES (2, 'y')")
     assert [t.deltas["item"].to_dict() for t in entries(adapter, after)] == [{(2, "y"): 1}]
+
+
+EMPTYING = (
+    "TRUNCATE TABLE {}",
+    "TRUNCATE /* a # b */ TABLE {} -- `c",
+    "/*!50000 TRUNCATE */ /*M! TABLE */ {}",
+    "SET STATEMENT max_statement_time = LOCATE(' FOR ', 'x') + 9 FOR TRUNCATE TABLE {}",
+)
+
+
+@pytest.mark.parametrize("statement", EMPTYING)
+@pytest.mark.parametrize("name", ["item", "it#em", "order items", "a -- b", "/*c*/", "it's", 'say "x', "b\\"])
+def test_truncate_is_told_whatever_the_name_and_the_text(source: Source, name: str, statement: str) -> None:
+    source.run(ITEM.replace("item", f"`{name}`"), f"INSERT INTO `{name}` VALUES (1, 'x')")
+    adapter, start = source.prepared("log", name)
+    for mode, quote in (("", "`"), ("ANSI_QUOTES", '"')):
+        quoted = name.replace(quote, quote * 2)
+        source.run(f"SET sql_mode = '{mode}'", statement.format(f"{quote}{quoted}{quote}"))
+        with pytest.raises(ResyncRequiredError, match="was truncated"):
+            entries(adapter, start)
+        start = position(adapter)
+
+
+@pytest.mark.parametrize("written", ["tä", "`tä`"])
+def test_truncate_is_told_in_whatever_character_set(source: Source, written: str) -> None:
+    source.run(ITEM.replace("item", "tä"), "CREATE TABLE other (id INT)", "INSERT INTO tä VALUES (1, 'x')")
+    adapter, start = source.prepared("log", "tä")
+    connection = source.connect()
+    connection.set_character_set("latin1")
+    writer = connection.cursor()
+    writer.execute("TRUNCATE TABLE other")
+    assert entries(adapter, start) == []
+    writer.execute(f"TRUNCATE TABLE {written}")
+    with pytest.raises(ResyncRequiredError, match="was truncated"):
+        entries(adapter, start)
+
+
+def test_rows_that_an_index_takes_away_are_noticed(source: Source) -> None:
+    source.run(ITEM, "INSERT INTO item VALUES (1, 'x'), (2, 'x')")
+    adapter, start = source.prepared("log", "item")
+    source.run("ALTER IGNORE TABLE item ADD UNIQUE INDEX by_name (name)")
+    assert source.run("SELECT COUNT(*) FROM item") == ((1,),)
+    with pytest.raises(SchemaChangedError, match=r"shop\.item was altered"):
+        entries(adapter, start)
 
 
 @pytest.mark.parametrize(
@@ -181,12 +227,28 @@ def test_other_tables_after_a_crash_are_not_taken_for_ours(own_server: MariaDBSe
         source.close()
 
 
-@pytest.fixture
-def own_server() -> Iterator[MariaDBServer]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with MariaDBServer.started(DURABLE) as server:
-        yield server
+@pytest.mark.parametrize("asked", [False, True])
+def test_after_a_reset_positions_are_of_the_new_binlog(own_server: MariaDBServer, asked: bool) -> None:
+    """Also those of an adapter that knew the old one, whether it was asked for changes meanwhile or not."""
+    source = Source(own_server)
+    try:
+        source.run(ITEM)
+        adapter, start = source.prepared("log", "item")
+        source.run("INSERT INTO item VALUES (1, 'x')")
+        (entry,) = entries(adapter, start)
+        time.sleep(1.1)  # files are told apart by the second in which they were made
+        source.run("RESET MASTER", "INSERT INTO item VALUES (2, 'y')")
+        if asked:
+            for _ in range(2):
+                with pytest.raises(PositionTrimmedError):
+                    entries(adapter, entry.position)
+        refreshed = position(adapter)
+        assert refreshed == position(source.adapter("log"))
+        assert entries(adapter, refreshed) == []
+        source.run("INSERT INTO item VALUES (3, 'z')")
+        assert len(entries(adapter, refreshed)) == 1
+    finally:
+        source.close()
 
 
 def test_a_binlog_that_was_purged_reset_or_survived_a_crash(own_server: MariaDBServer) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 
 import pytest
 
 from adapters.mariadb.adapter import MariaDBAdapter
 from adapters.mariadb.tests.conftest import Source, entries, position, rows
+from adapters.servers.mariadb import MariaDBServer
 from algebra.errors import ConfigurationError, PositionTrimmedError, ResyncRequiredError, SchemaChangedError
 from algebra.position import Position
 
 ITEM = "CREATE TABLE item (id INT PRIMARY KEY, name VARCHAR(30))"
+OTHER = "CREATE TABLE other (id INT PRIMARY KEY)"
 COUNTED = "CREATE TABLE item (id INT AUTO_INCREMENT PRIMARY KEY, name VARCHAR(30))"
 SECRET = "a secret"
 
@@ -134,6 +137,96 @@ def test_truncate_is_noticed_whatever_the_name(source: Source, name: str) -> Non
         entries(adapter, start)
 
 
+ALTERED = {
+    "made again": ["ALTER TABLE item DROP COLUMN name, ADD COLUMN name VARCHAR(30) DEFAULT 'x' AFTER id"],
+    "made again in two steps": [
+        "ALTER TABLE item DROP COLUMN name",
+        "ALTER TABLE item ADD COLUMN name VARCHAR(30) AFTER id",
+    ],
+    "exchanged": [
+        "ALTER TABLE item RENAME COLUMN name TO more, RENAME COLUMN more TO name",
+        "ALTER TABLE item MODIFY name VARCHAR(30) AFTER id",
+    ],
+    "rebuilt": ["ALTER TABLE item DROP COLUMN name, ADD COLUMN name VARCHAR(30) AFTER id, ALGORITHM = COPY"],
+}
+OTHER_INSTANT = "ALTER TABLE other ADD COLUMN more_{} INT, ALGORITHM = INSTANT"
+
+
+@pytest.mark.parametrize("partitioned", ["", " PARTITION BY HASH (id) PARTITIONS 2"])
+@pytest.mark.parametrize("story", ALTERED)
+def test_columns_that_are_others_under_the_same_names_are_noticed(
+    source: Source, story: str, partitioned: str
+) -> None:
+    source.run(
+        f"CREATE TABLE item (id INT PRIMARY KEY, name VARCHAR(30), more VARCHAR(30)){partitioned}",
+        "INSERT INTO item VALUES (1, 'a', 'b')",
+    )
+    adapter, start = source.prepared("trigger", "item")
+    source.run(*ALTERED[story])
+    for again in (adapter, source.adapter("trigger")):
+        with pytest.raises(
+            SchemaChangedError, match=r"shop\.item was (altered without|truncated or rebuilt)"
+        ):
+            entries(again, start)
+    adapter.prepare(["item"])
+    with pytest.raises(ResyncRequiredError):
+        entries(adapter, start)
+    after = position(adapter)
+    source.run("INSERT INTO item VALUES (2, 'seen', NULL)")
+    assert ids(adapter, after) == [[2]]
+
+
+def test_alterations_that_leave_the_values_alone_cost_nobody_the_place(source: Source) -> None:
+    """Also where other tables are altered instantly meanwhile; of these, the server keeps one count."""
+    source.run(ITEM, OTHER)
+    time.sleep(3.1)  # definitions are told apart by the second in which they were written
+    adapter, start = source.prepared("trigger", "item")
+    ordinary = (
+        "ALTER TABLE item ADD INDEX by_name (name)",
+        "ALTER TABLE item COMMENT 'x'",
+        "ALTER TABLE item ALTER COLUMN name SET DEFAULT 'y', DROP INDEX by_name",
+    )
+    for number, statement in enumerate(ordinary):
+        source.run(OTHER_INSTANT.format(number), f"INSERT INTO item VALUES ({2 * number}, 'x')")
+        assert len(ids(adapter, start)) == 2 * number + 1
+        source.run(statement, f"INSERT INTO item VALUES ({2 * number + 1}, 'x')")
+        assert len(ids(source.adapter("trigger"), start)) == 2 * number + 2
+        time.sleep(3.1)
+        position(adapter)
+    source.run(*ALTERED["made again"])
+    with pytest.raises(SchemaChangedError, match=r"shop\.item was altered without"):
+        entries(adapter, start)
+
+
+def test_a_restart_of_the_server_is_no_alteration(own_server: MariaDBServer) -> None:
+    """Its count begins anew, also for a table that had just been made."""
+    source = Source(own_server)
+    try:
+        source.run(ITEM, OTHER, OTHER_INSTANT.format(0))
+        _, start = source.prepared("trigger", "item")
+        own_server.restart()
+        source.run("INSERT INTO item VALUES (1, 'x')")
+        assert ids(source.adapter("trigger"), start) == [[1]]
+        time.sleep(1.1)  # runs are told apart by the second in which they began
+        source.run(*ALTERED["made again"])
+        own_server.restart()
+        with pytest.raises(SchemaChangedError, match=r"shop\.item was altered without"):
+            entries(source.adapter("trigger"), start)
+    finally:
+        source.close()
+
+
+def test_what_an_earlier_version_noted_of_a_table_is_completed(source: Source) -> None:
+    source.run(ITEM)
+    time.sleep(3.1)
+    adapter, start = source.prepared("trigger", "item")
+    source.run("UPDATE _lockstep_relations SET identity = SUBSTRING_INDEX(identity, '|', 1)")
+    assert entries(adapter, start) == []
+    source.run(*ALTERED["made again"])
+    with pytest.raises(SchemaChangedError, match=r"shop\.item was altered without"):
+        entries(adapter, start)
+
+
 def plain_user(source: Source) -> None:
     """A user that has every right but PROCESS."""
     source.run(
@@ -249,7 +342,6 @@ UNSEEN = {
         "INSERT INTO item VALUES (7, 'new')",
     ),
 }
-OTHER = "CREATE TABLE other (id INT PRIMARY KEY)"
 
 
 @pytest.mark.parametrize("story", UNSEEN)

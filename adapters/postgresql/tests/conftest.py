@@ -57,10 +57,14 @@ def make(server: PostgresServer, database: str) -> Iterator[MakeAdapter]:
     made: list[PostgresAdapter] = []
 
     def create(
-        capture: str = "log", relations: tuple[str, ...] | None = None, user: str = "postgres", **options: Any
+        capture: str = "log",
+        relations: tuple[str, ...] | None = None,
+        user: str = "postgres",
+        url: str = "",
+        **options: Any,
     ) -> PostgresAdapter:
         options = {"trim_seconds": 0, **options}
-        url = server.url(database, user)
+        url = url or server.url(database, user)
         made.append(PostgresAdapter(SourceConfig("shop", "postgresql", url, relations, capture, options)))
         return made[-1]
 

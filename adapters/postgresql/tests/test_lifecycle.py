@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from adapters.postgresql import log_capture
+from adapters.postgresql.log_capture import LogCapture
+from adapters.postgresql.stream import LogStream
 from adapters.postgresql.tests.conftest import CAPTURES, MakeAdapter, Sql
 from adapters.postgresql.tests.harnesses import OBJECTS
 from adapters.postgresql.tests.support import Follower, table
@@ -125,6 +130,51 @@ def test_the_slot_passes_by_what_is_of_no_concern(sql: Sql, make: MakeAdapter) -
         assert len(snapshot.changes(follower.position)) == 0
     sql("INSERT INTO item VALUES (2)")
     assert len(follower.follow()) == 1
+
+
+class Racing:
+    """A stream whose thread takes what `write` commits right after it was asked whether it is empty."""
+
+    def __init__(self, stream: LogStream, write: Callable[[], int]) -> None:
+        self._stream = stream
+        self._write = write
+        self.is_over = False
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._stream, name)
+        if name in ("entries", "passed") and not self.is_over:
+            self.is_over = True
+            self._stream.read_until(self._write(), 30)
+        return found
+
+
+def test_the_slot_does_not_pass_by_what_comes_while_it_is_moved(
+    sql: Sql, make: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_capture, "IDLE_BYTES", 1)
+    sql("CREATE TABLE item (id int PRIMARY KEY)", "CREATE TABLE filler (t text)")
+    adapter = make("log", ("item",))
+    adapter.prepare(["item"])
+    follower = Follower(adapter)
+    sql(FILLER)
+    follower.follow()
+
+    def write() -> int:
+        sql("INSERT INTO item VALUES (1)")
+        return int(sql("SELECT (pg_current_wal_insert_lsn() - '0/0')::int8")[0][0])
+
+    capture = adapter._capture
+    assert isinstance(capture, LogCapture)
+    racing = Racing(capture._stream, write)
+    before = sql(SLOT)
+    with monkeypatch.context() as patched:
+        patched.setattr(capture, "_stream", racing)
+        capture._tend(0)
+    assert racing.is_over
+    assert sql(SLOT) != before, "it passes by what was read before"
+    adapter.close()
+    with make("log", ("item",)).snapshot() as snapshot:
+        assert len(snapshot.changes(follower.position)) == 1
 
 
 def test_only_acknowledgement_moves_the_slot(sql: Sql, make: MakeAdapter) -> None:

@@ -59,6 +59,32 @@ def test_entries_are_the_same_from_the_file(
     assert len(follower.entries) == 10
 
 
+def test_what_cannot_be_kept_has_not_been_reached(
+    sql: Sql, make: MakeAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the slot could be moved past it."""
+    sql("CREATE TABLE item (id int PRIMARY KEY)")
+    adapter = make("log")
+    adapter.prepare(["item"])
+    follower = Follower(adapter)
+    opened = running(adapter)
+    before = opened.reached
+
+    def full(_: object) -> None:
+        raise SourceUnavailableError("the disk is full")
+
+    monkeypatch.setattr(opened, "keep", full)
+    sql("INSERT INTO item VALUES (1)")
+    with opened.changed:
+        assert opened.changed.wait_for(lambda: opened.problem is not None, 30)
+    (end,) = sql("SELECT (pg_current_wal_flush_lsn() - '0/0')::int8")[0]
+    assert before <= opened.reached < end
+    monkeypatch.undo()
+    with pytest.raises(SourceUnavailableError, match="the disk is full"), adapter.snapshot():
+        pass
+    assert len(follower.follow()) == 1
+
+
 def test_a_full_disk_is_an_unavailable_source(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
