@@ -15,6 +15,7 @@ whatever the text says.
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Collection
 
 import duckdb
@@ -48,6 +49,7 @@ _TEXT_ERRORS = (
     duckdb.NotImplementedException,
 )
 _HARMLESS = frozenset({"pg_typeof"})
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
 class NoSuchViewError(NotFoundError):
@@ -59,8 +61,17 @@ class NoSuchViewError(NotFoundError):
         self.name = name
 
 
+def folded(name: str) -> str:
+    """What DuckDB compares of a name: it ignores the case of ASCII's letters, and of no others.
+
+    Python's `casefold` takes more for equal. A name that only it takes for one of ours is one of DuckDB's
+    catalog, or of a file.
+    """
+    return name.translate(_LOWER)
+
+
 def views_in(sql: str, known: Collection[str]) -> dict[str, str]:
-    """The views that a SELECT reads, as {name in the text, in lower case: view}.
+    """The views that a SELECT reads, as {name in the text, folded: view}.
 
     Raises ViewDefinitionError for bad SQL, RefusedError for anything but one SELECT over views, and
     NoSuchViewError for a table that is no view.
@@ -87,7 +98,7 @@ def _views_in(sql: str, known: Collection[str]) -> dict[str, str]:
         view = _resolve(name, known)
         if view is None:
             raise NoSuchViewError(repr(name), known)
-        if used.setdefault(name.casefold(), view) != view:
+        if used.setdefault(folded(name), view) != view:
             raise RefusedError(f"view names that differ only in case must not meet in a query: {name!r}")
     return used
 
@@ -99,22 +110,22 @@ def _is_cte(table: exp.Table) -> bool:
     recursive one also itself, in the second part of its UNION. In doubt it is none, and has to be a view.
     """
     path: list[exp.Expr] = []
-    wanted = table.name.casefold()
+    wanted = folded(table.name)
     inside: exp.Expr = table
     while inside.parent is not None:
         outside = inside.parent
         if isinstance(outside, exp.With):
             before = next(i for i, cte in enumerate(outside.expressions) if cte is inside)
-            names = [cte.alias.casefold() for cte in outside.expressions[:before]]
+            names = [folded(cte.alias) for cte in outside.expressions[:before]]
             union = inside.this
             recurs = isinstance(union, exp.SetOperation) and any(node is union.expression for node in path)
             if outside.args.get("recursive") and recurs:
-                names.append(inside.alias.casefold())
+                names.append(folded(inside.alias))
             if wanted in names:
                 return True
         elif isinstance(outside, exp.Query) and not isinstance(inside, exp.With):
             found = outside.args.get("with_")
-            if found is not None and any(cte.alias.casefold() == wanted for cte in found.expressions):
+            if found is not None and any(folded(cte.alias) == wanted for cte in found.expressions):
                 return True
         path.append(inside)
         inside = outside
@@ -169,14 +180,14 @@ def _check_functions(tree: exp.Query) -> None:
 
 def _function_name(function: exp.Func) -> str:
     name = function.name if isinstance(function, exp.Anonymous) else function.sql_name()
-    return name.casefold()
+    return folded(name)
 
 
 def _resolve(name: str, known: Collection[str]) -> str | None:
     """The view of that name; DuckDB ignores case, so an exact match only goes first."""
     if name in known:
         return name
-    return next((view for view in sorted(known) if view.casefold() == name.casefold()), None)
+    return next((view for view in sorted(known) if folded(view) == folded(name)), None)
 
 
 def _problem(error: SqlglotError) -> tuple[str, TextPosition | None]:
