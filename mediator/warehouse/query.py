@@ -34,6 +34,7 @@ from algebra.errors import (
 from algebra.view import bounded_sql
 
 _TABLE_FUNCTIONS = frozenset({"generate_series", "range", "unnest", "explode"})
+_RELATIONS = (exp.Table, exp.Subquery, exp.Lateral, exp.Unnest, exp.Values)
 _FORBIDDEN = re.compile(
     r"(read|scan|write|parquet|duckdb|pragma|sniff|pg|iceberg|delta|sqlite|postgres|mysql|arrow)_\w+"
     r"|glob|getenv|query|query_table|current_setting|getvariable|which_secret|load_aws_credentials"
@@ -83,12 +84,10 @@ def views_in(sql: str, known: Collection[str]) -> dict[str, str]:
 def _views_in(sql: str, known: Collection[str]) -> dict[str, str]:
     tree = _one_select(sql)
     _check_functions(tree)
+    _check_relations(tree)
     used: dict[str, str] = {}
     for table in tree.find_all(exp.Table):
         if isinstance(table.this, exp.Func):
-            function = _function_name(table.this)
-            if function not in _TABLE_FUNCTIONS:
-                raise RefusedError(f"the function {function} must not be used in a query; name views instead")
             continue
         name = table.name
         if table.db or table.catalog:
@@ -176,6 +175,20 @@ def _check_functions(tree: exp.Query) -> None:
         name = _function_name(function)
         if _FORBIDDEN.fullmatch(name) and name not in _HARMLESS:
             raise RefusedError(f"the function {name} must not be used in a query")
+
+
+def _check_relations(tree: exp.Query) -> None:
+    """What a FROM may hold, by LATERAL or not: tables, which are looked up, SELECTs, rows, and few functions."""
+    for clause in tree.find_all(exp.From, exp.Join, exp.Lateral, exp.Table):
+        relation = clause.this
+        if isinstance(relation, exp.Func):
+            function = _function_name(relation)
+            if function not in _TABLE_FUNCTIONS:
+                raise RefusedError(f"the function {function} must not be used in a query; name views instead")
+        elif not isinstance(clause, exp.Table) and not isinstance(relation, _RELATIONS):
+            raise RefusedError(
+                f"{clause.sql(dialect='duckdb')} must not be used in a query; name views instead"
+            )
 
 
 def _function_name(function: exp.Func) -> str:

@@ -314,6 +314,46 @@ def test_a_query_can_open_the_files_of_its_views_only(shop: Warehouse) -> None:
     queries.close()
 
 
+@pytest.mark.parametrize(
+    "relation",
+    [
+        "LATERAL histogram(sqlite_master, sql)",
+        "LATERAL histogram_values('_lockstep_rows_7', id)",
+        "LATERAL truncate_duckdb_logs()",
+        "LATERAL main.histogram(orders, id)",
+        "LATERAL (icu_calendar_names())",
+        "LATERAL orders",
+        "here: LATERAL test_vector_types(1)",
+        "ROWS FROM (icu_calendar_names())",
+        "TABLE(icu_calendar_names())",
+        "icu_calendar_names()",
+    ],
+)
+def test_functions_are_no_tables_however_they_are_called(shop: Warehouse, relation: str) -> None:
+    for sql in (
+        f"SELECT * FROM {relation}",
+        f"SELECT * FROM orders, {relation}",
+        f"SELECT * FROM orders JOIN {relation} ON true",
+        f"SELECT (SELECT count(*) FROM {relation})",
+    ):
+        with pytest.raises((RefusedError, NotFoundError, ViewDefinitionError)):
+            views_in(sql, ["orders"])
+
+
+def test_few_functions_are_tables(shop: Warehouse) -> None:
+    for relation in (
+        "range(2)",
+        "LATERAL range(2)",
+        "LATERAL generate_series(0, 1)",
+        "LATERAL unnest([0, 1])",
+    ):
+        assert rows(shop, f"SELECT i FROM {relation} AS t(i) ORDER BY i") == [(0,), (1,)]
+    lateral = (
+        "SELECT i FROM orders, LATERAL (SELECT id + 1) AS t(i), LATERAL (VALUES (1)) AS v(one) ORDER BY i"
+    )
+    assert rows(shop, lateral) == [(2,), (3,), (4,)]
+
+
 ENDLESS = "SELECT sum(a.range * b.range) FROM range(1000000000) a, range(1000000) b"
 ENDLESS_ROWS = "SELECT a.range FROM range(1000000000) a, range(1000000) b"
 
