@@ -30,8 +30,14 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from algebra.errors import ConfigurationError, LimitExceededError, LockstepError, SourceUnavailableError
-from mediator.warehouse.query import one_line, query_error
+from algebra.errors import (
+    ConfigurationError,
+    LimitExceededError,
+    LockstepError,
+    RefusedError,
+    SourceUnavailableError,
+)
+from mediator.warehouse.query import FORBIDDEN, TABLE_FUNCTIONS, one_line, query_error
 from mediator.warehouse.query_process import ProcessEndedError, ProcessError, QueryProcess, Spare
 from mediator.warehouse.query_worker import ROW_BYTES
 from mediator.warehouse.scan import Scan
@@ -147,6 +153,8 @@ class ClientQuery:
             return SourceUnavailableError(f"the query's process {error}, and its answer is not whole")
         if error.stage == "settings":
             return ConfigurationError(f"query_memory or query_disk: {one_line(error)}")
+        if error.kind == "RefusedQueryError":
+            return RefusedError(one_line(error))
         if error.kind == "RowTooLargeError":
             return LimitExceededError(
                 f"a row of the answer takes more than {ROW_BYTES >> 20} MiB; ask for less"
@@ -179,7 +187,11 @@ def _request(limits: QueryLimits, spill: str, question: Question) -> dict[str, A
             "SET enable_external_access = false",
             "SET lock_configuration = true",
         ],
-        "views": [f"CREATE TEMP VIEW {quote(name)} AS {scan.sql}" for name, scan in question.views.items()],
+        "views": {
+            name: f"CREATE TEMP VIEW {quote(name)} AS {scan.sql}" for name, scan in question.views.items()
+        },
+        "table_functions": sorted(TABLE_FUNCTIONS),
+        "forbidden": FORBIDDEN.pattern,
         "sql": question.sql,
     }
 
