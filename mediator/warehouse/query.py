@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 
 import duckdb
-import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
@@ -32,7 +31,7 @@ from algebra.errors import (
     TextPosition,
     ViewDefinitionError,
 )
-from algebra.view import bounded_sql
+from algebra.view import bounded_sql, parse_sql
 
 TABLE_FUNCTIONS = frozenset({"generate_series", "range", "unnest", "explode"})
 _RELATIONS = (exp.Table, exp.Subquery, exp.Lateral, exp.Unnest, exp.Values)
@@ -71,30 +70,35 @@ def folded(name: str) -> str:
     return name.translate(_LOWER)
 
 
-def views_in(sql: str, known: Collection[str]) -> dict[str, str]:
+def views_in(sql: str, known: Collection[str], look: Callable[[], None] = lambda: None) -> dict[str, str]:
     """The views that a SELECT reads, as {name in the text, folded: view}.
 
-    Raises ViewDefinitionError for bad SQL, RefusedError for anything but one SELECT over views, and
-    NoSuchViewError for a table that is no view.
+    Raises ViewDefinitionError for bad SQL, RefusedError for anything but one SELECT over views,
+    LimitExceededError for what takes too long to tell, and NoSuchViewError for a table that is no view.
+    `look` is called all the while, and may raise.
     """
-    with bounded_sql(sql):
-        return _views_in(sql, known)
+    with bounded_sql(sql, look) as step:
+        return _views_in(sql, known, step)
 
 
-def _views_in(sql: str, known: Collection[str]) -> dict[str, str]:
-    tree = _one_select(sql)
+def _views_in(sql: str, known: Collection[str], step: Callable[[], None]) -> dict[str, str]:
+    tree = _one_select(sql, step)
     _check_functions(tree)
     _check_relations(tree)
+    scopes = {id(found): _numbers(found) for found in tree.find_all(exp.With)}
+    exact, by_folded = frozenset(known), {folded(view): view for view in sorted(known, reverse=True)}
     used: dict[str, str] = {}
     for table in tree.find_all(exp.Table):
         if isinstance(table.this, exp.Func):
             continue
+        step()
         name = table.name
         if table.db or table.catalog:
             raise NoSuchViewError(table.sql(dialect="duckdb"), known)
-        if _is_cte(table):
+        if _is_cte(table, scopes):
             continue
-        view = _resolve(name, known)
+        # DuckDB ignores case, so an exact match only goes first.
+        view = name if name in exact else by_folded.get(folded(name))
         if view is None:
             raise NoSuchViewError(repr(name), known)
         if used.setdefault(folded(name), view) != view:
@@ -102,8 +106,13 @@ def _views_in(sql: str, known: Collection[str]) -> dict[str, str]:
     return used
 
 
-def _is_cte(table: exp.Table) -> bool:
-    """Whether the name is one of a WITH whose scope the reference is in.
+def _numbers(found: exp.With) -> dict[str, int]:
+    """Which query of a WITH has a name, folded, as its own."""
+    return {folded(cte.alias): number for number, cte in reversed([*enumerate(found.expressions)])}
+
+
+def _is_cte(table: exp.Table, scopes: Mapping[int, Mapping[str, int]]) -> bool:
+    """Whether the name is one of a WITH whose scope the reference is in; `scopes` has the names by the WITH.
 
     A WITH holds for the query it belongs to and all within; its own queries see the ones before them, and a
     recursive one also itself, in the second part of its UNION. In doubt it is none, and has to be a view.
@@ -114,17 +123,17 @@ def _is_cte(table: exp.Table) -> bool:
     while inside.parent is not None:
         outside = inside.parent
         if isinstance(outside, exp.With):
-            before = next(i for i, cte in enumerate(outside.expressions) if cte is inside)
-            names = [folded(cte.alias) for cte in outside.expressions[:before]]
+            number = scopes[id(outside)].get(wanted)
+            assert inside.index is not None, "a part of a list has its place there"
+            if number is not None and number < inside.index:
+                return True
             union = inside.this
             recurs = isinstance(union, exp.SetOperation) and any(node is union.expression for node in path)
-            if outside.args.get("recursive") and recurs:
-                names.append(folded(inside.alias))
-            if wanted in names:
+            if outside.args.get("recursive") and recurs and wanted == folded(inside.alias):
                 return True
         elif isinstance(outside, exp.Query) and not isinstance(inside, exp.With):
             found = outside.args.get("with_")
-            if found is not None and any(folded(cte.alias) == wanted for cte in found.expressions):
+            if found is not None and wanted in scopes[id(found)]:
                 return True
         path.append(inside)
         inside = outside
@@ -145,9 +154,9 @@ def one_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def _one_select(sql: str) -> exp.Query:
+def _one_select(sql: str, step: Callable[[], None]) -> exp.Query:
     try:
-        trees = [tree for tree in sqlglot.parse(sql, read="duckdb") if tree is not None]
+        trees = parse_sql(sql, step)
     except SqlglotError as error:
         raise ViewDefinitionError(*_problem(error)) from None
     if len(trees) != 1:
@@ -188,13 +197,6 @@ def _check_relations(tree: exp.Query) -> None:
 def _function_name(function: exp.Func) -> str:
     name = function.name if isinstance(function, exp.Anonymous) else function.sql_name()
     return folded(name)
-
-
-def _resolve(name: str, known: Collection[str]) -> str | None:
-    """The view of that name; DuckDB ignores case, so an exact match only goes first."""
-    if name in known:
-        return name
-    return next((view for view in sorted(known) if folded(view) == folded(name)), None)
 
 
 def _problem(error: SqlglotError) -> tuple[str, TextPosition | None]:

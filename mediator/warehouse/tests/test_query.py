@@ -357,6 +357,32 @@ def test_few_functions_are_tables(shop: Warehouse) -> None:
     assert rows(shop, lateral) == [(2,), (3,), (4,)]
 
 
+DOUBLED_AT_EACH_LEVEL = "SELECT " + "date(" * 60 + "'2026-01-01'" + ")" * 60
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        DOUBLED_AT_EACH_LEVEL,
+        "SELECT " + "array[" * 60 + "1" + "]" * 60,
+        "SELECT " + "row(" * 30 + "1" + ")" * 30,
+        "SELECT " + ", ".join("a" + "[1]" * 160 for _ in range(200)),
+    ],
+    ids=["functions", "lists", "rows", "subscripts"],
+)
+def test_a_text_that_is_not_understood_in_time_is_refused(monkeypatch: pytest.MonkeyPatch, sql: str) -> None:
+    monkeypatch.setattr("algebra.view.PARSING_SECONDS", 0.5)
+    with pytest.raises(LimitExceededError, match="takes too long to understand"):
+        views_in(sql, ["orders"])
+
+
+def test_a_text_of_thousands_of_names_is_understood_in_time(shop: Warehouse) -> None:
+    ctes = ", ".join(f"a{number} AS (SELECT 1)" for number in range(2000))
+    assert views_in(f"WITH {ctes} SELECT * FROM {', '.join(['a1999'] * 3200)}", ["orders"]) == {}
+    known = [f"{number}O" for number in range(4000)]
+    assert views_in("SELECT 1 FROM " + ", ".join(['"999o"'] * 6000), known) == {"999o": "999O"}
+
+
 ENDLESS = "SELECT sum(a.range * b.range) FROM range(1000000000) a, range(1000000) b"
 ENDLESS_ROWS = "SELECT a.range FROM range(1000000000) a, range(1000000) b"
 
