@@ -22,7 +22,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -216,14 +216,23 @@ class ClientQueries:
 
         Waits until there is a place for the caller, and then until there are rows.
         """
+        with self.place(stop_by, caller) as query:
+            return self.answer(query, question, *kept)
+
+    @contextmanager
+    def place(self, stop_by: StopBy | None = None, caller: Hashable = None) -> Iterator[ClientQuery]:
+        """A query whose time runs, to be answered. Waits until there is a place for the caller."""
         query = self._begin(stop_by)
         try:
             self._wait_for_place(query, caller)
-            schema = query.ask(self._spare, question)
+            yield query
         except BaseException:
             query.close()
             raise
-        return query.rows(schema, *kept)
+
+    def answer(self, query: ClientQuery, question: Question, *kept: object) -> pa.RecordBatchReader:
+        """The rows that the question asks for, as they are read; keeps `kept` alive until they are."""
+        return query.rows(query.ask(self._spare, question), *kept)
 
     def _begin(self, stop_by: StopBy | None) -> ClientQuery:
         """A query whose time runs."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -381,6 +382,59 @@ def test_a_text_of_thousands_of_names_is_understood_in_time(shop: Warehouse) -> 
     assert views_in(f"WITH {ctes} SELECT * FROM {', '.join(['a1999'] * 3200)}", ["orders"]) == {}
     known = [f"{number}O" for number in range(4000)]
     assert views_in("SELECT 1 FROM " + ", ".join(['"999o"'] * 6000), known) == {"999o": "999O"}
+
+
+def test_the_text_of_a_query_is_looked_at_once_and_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    def noted(sql: str, *others: Any) -> dict[str, str]:
+        looked.append(sql)
+        return views_in(sql, *others)
+
+    monkeypatch.setattr("mediator.warehouse.reading.views_in", noted)
+    with limited(tmp_path, processes=2) as warehouse:
+        held = warehouse.query(ENDLESS_ROWS, caller="greedy")[0]
+
+        def leave_soon(end: Callable[[], None]) -> None:
+            threading.Timer(0.3, end).start()
+
+        with pytest.raises(SourceUnavailableError, match="ended by its caller"):
+            warehouse.query("SELECT 1", stop_by=leave_soon, caller="greedy")
+        assert looked == [ENDLESS_ROWS]
+        del held
+        assert warehouse.query("SELECT 2", caller="greedy")[0].read_all().num_rows == 1
+        assert looked == [ENDLESS_ROWS, "SELECT 2"]
+
+
+def test_a_query_ends_also_while_its_text_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("algebra.view.PARSING_SECONDS", float("inf"))
+    with limited(tmp_path, seconds=0.5, processes=2) as warehouse:
+        with pytest.raises(LimitExceededError, match=r"\(query_seconds\)"):
+            warehouse.query(DOUBLED_AT_EACH_LEVEL)
+        assert not len(warehouse._queries)
+    with limited(tmp_path, processes=2) as warehouse:
+
+        def leave_soon(end: Callable[[], None]) -> None:
+            threading.Timer(0.3, end).start()
+
+        with pytest.raises(SourceUnavailableError, match="ended by its caller"):
+            warehouse.query(DOUBLED_AT_EACH_LEVEL, stop_by=leave_soon)
+        assert not len(warehouse._queries)
+
+
+def test_what_a_query_reads_is_told_before_its_versions_are_asked_for(shop: Warehouse) -> None:
+    told: list[Collection[str]] = []
+
+    def first(views: Collection[str]) -> dict[str, int]:
+        told.append(views)
+        return dict.fromkeys(views, 0)
+
+    found = shop.query("SELECT count(*) AS n FROM Orders a JOIN orders b USING (id)", first)
+    assert (told, found[1]) == ([frozenset({"orders"})], {"orders": 0})
 
 
 ENDLESS = "SELECT sum(a.range * b.range) FROM range(1000000000) a, range(1000000) b"
