@@ -10,22 +10,26 @@ Division is defined here once for all engines: it is done in DOUBLE, and by zero
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import ParseError, TokenError
+from sqlglot.parsers.duckdb import DuckDBParser
 
 from algebra.assembly import KEY_PREFIX, RESERVED
-from algebra.errors import NotFoundError, TextPosition, ViewDefinitionError
+from algebra.errors import LimitExceededError, NotFoundError, TextPosition, ViewDefinitionError
 from algebra.schema import Catalog, RelationSchema
 
 DIALECT = "duckdb"
 
 LONGEST_SQL = 100_000
 """Characters of a view's or a query's text at most."""
+PARSING_SECONDS = 3.0
+"""What one text may take of a core until it is understood."""
 
 
 @dataclass(frozen=True)
@@ -120,29 +124,62 @@ _ALLOWED: tuple[type[exp.Expr], ...] = (
 
 def bind_view(sql: str, catalogs: Mapping[str, Catalog]) -> BoundView:
     """The view that a SQL text defines over these sources; ViewDefinitionError if it cannot be kept."""
-    with bounded_sql(sql):
-        return _Binder(sql, catalogs).bind()
+    with bounded_sql(sql) as step:
+        return _Binder(sql, catalogs, step).bind()
 
 
 @contextmanager
-def bounded_sql(sql: str) -> Iterator[None]:
-    """Work on a SQL text, which must not be too long, nor nested deeper than a parser can follow."""
+def bounded_sql(sql: str, look: Callable[[], None] = lambda: None) -> Iterator[Callable[[], None]]:
+    """Work on a SQL text, which must not be too long, nor nested deeper than a parser can follow.
+
+    Gives what is to be called at each step of the work: it raises LimitExceededError after `PARSING_SECONDS`
+    of this thread, and whatever `look` raises.
+    """
+    end = time.thread_time() + PARSING_SECONDS
+
+    def step() -> None:
+        look()
+        if time.thread_time() > end:
+            raise LimitExceededError(
+                "the SQL text takes too long to understand; write a shorter or flatter one"
+            )
+
     if len(sql) > LONGEST_SQL:
         raise ViewDefinitionError(f"the SQL text has {len(sql)} characters; at most {LONGEST_SQL} are taken")
     if "\x00" in sql or any("\ud800" <= character <= "\udfff" for character in sql):
         raise ViewDefinitionError("the SQL text holds characters that no text has")
     try:
-        yield
+        yield step
     except RecursionError:
         raise ViewDefinitionError(
             "the SQL text is nested too deeply; write it with fewer parentheses"
         ) from None
 
 
+def parse_sql(sql: str, step: Callable[[], None]) -> list[exp.Expr]:
+    """The statements of a SQL text. Calls `step`, which may raise, whenever it goes on by a token."""
+    parser = _SteppingParser(dialect=DIALECT)
+    parser.step = step
+    statements = parser.parse(sqlglot.tokenize(sql, dialect=DIALECT), sql)
+    return [statement for statement in statements if statement is not None]
+
+
+class _SteppingParser(DuckDBParser):
+    """A parser that can be ended: each level of `date(date(1))` doubles its work, for it tries one way after
+    the other, and at each subscript of `a[1][1]` it looks through all that is before."""
+
+    step: Callable[[], None] = staticmethod(lambda: None)
+
+    def _advance(self, times: int = 1) -> None:
+        self.step()
+        super()._advance(times)
+
+
 class _Binder:
-    def __init__(self, sql: str, catalogs: Mapping[str, Catalog]) -> None:
+    def __init__(self, sql: str, catalogs: Mapping[str, Catalog], step: Callable[[], None]) -> None:
         self.sql = sql
         self.catalogs = catalogs
+        self.step = step
         self.relations: list[BoundRelation] = []
 
     def bind(self) -> BoundView:
@@ -162,7 +199,7 @@ class _Binder:
 
     def _parse(self) -> exp.Select:
         try:
-            statements = sqlglot.parse(self.sql, dialect=DIALECT)
+            statements = parse_sql(self.sql, self.step)
         except ParseError as error:
             first = error.errors[0] if error.errors else {}
             position = None
@@ -173,11 +210,9 @@ class _Binder:
             raise ViewDefinitionError(f"SQL syntax error: {description}", position) from None
         except TokenError as error:
             raise ViewDefinitionError(f"SQL syntax error: {str(error).splitlines()[0]}") from None
-        statements = [s for s in statements if s is not None]
         if len(statements) != 1:
             raise ViewDefinitionError(f"a view is one SELECT statement, not {len(statements)}")
         statement = statements[0]
-        assert statement is not None
         if isinstance(statement, exp.SetOperation):
             raise self._refuse(
                 f"{statement.key.upper()} is not supported in a view", statement, statement.key

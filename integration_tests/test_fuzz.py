@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from algebra.arrow_ipc import from_ipc, to_ipc
 from algebra.decompose import decompose
-from algebra.errors import ConfigurationError, DataError, LockstepError, RefusedError, ViewDefinitionError
+from algebra.errors import (
+    ConfigurationError,
+    DataError,
+    LimitExceededError,
+    LockstepError,
+    RefusedError,
+    ViewDefinitionError,
+)
 from algebra.expressions import MAX_DEPTH
 from algebra.schema import Catalog, Column, RelationSchema
 from algebra.view import LONGEST_SQL
@@ -187,6 +194,13 @@ def test_any_text_is_a_query_or_refused(sql: str) -> None:
 def test_texts_are_bounded_in_length() -> None:
     with pytest.raises(ViewDefinitionError, match="at most"):
         decompose("v", "SELECT a FROM s.r --" + "x" * LONGEST_SQL, CATALOGS)
+
+
+def test_texts_are_bounded_in_the_work_that_they_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these levels doubles what the parser tries."""
+    monkeypatch.setattr("algebra.view.PARSING_SECONDS", 0.5)
+    with pytest.raises(LimitExceededError, match="takes too long to understand"):
+        decompose("v", "SELECT " + "date(" * 60 + "a" + ")" * 60 + " AS d FROM s.r", CATALOGS)
 
 
 def test_hostile_identifiers_are_names_and_nothing_more() -> None:

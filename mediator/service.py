@@ -19,7 +19,7 @@ from mediator.explain import explanation, maintenance
 from mediator.mediator import Mediator
 from mediator.storage_errors import storage_error
 from mediator.views import MaintainedView, spec_from_json
-from mediator.warehouse.query import NoSuchViewError, views_in
+from mediator.warehouse.query import NoSuchViewError
 from mediator.warehouse.records import VersionRecord
 from protos.convert import position_to_proto
 from protos.lockstep.v1 import mediator_pb2 as pb
@@ -210,13 +210,18 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
         call = call_of(context)
         # Names are looked up among these, now and when the query runs: a view that is made meanwhile is none.
         known = [name for name in self._names() if call.principal.may(Verb.READ, name)]
-        views = _views_of(request.sql, known, call.principal)
-        call.target = ", ".join(sorted(views))
-        fixed = _fixed_version(views, request.as_of) if request.HasField("as_of") else None
+
+        def versions_of(views: Collection[str]) -> dict[str, int]:
+            call.target = ", ".join(sorted(views))
+            return _fixed_version(views, request.as_of) if request.HasField("as_of") else {}
+
         caller = counted_by(call.principal, call.peer)
-        reader, versions = self._mediator.warehouse.query(
-            request.sql, fixed, context.add_callback, known, caller
-        )
+        try:
+            reader, versions = self._mediator.warehouse.query(
+                request.sql, versions_of, context.add_callback, known, caller
+            )
+        except NoSuchViewError as error:
+            raise _told(error, call.principal) from None
         yield pb.QueryResponse(arrow=schema_to_ipc(reader.schema), versions=versions)
         for batch in reader:
             if batch.num_rows:
@@ -336,17 +341,12 @@ def may_see(principal: Principal, view: str) -> bool:
     return principal.may(Verb.READ, view) or principal.may(Verb.MANAGE, view)
 
 
-def _views_of(sql: str, known: Collection[str], principal: Principal) -> set[str]:
-    """The views of a query. Who may read some only hears the same of one that is hidden and of none."""
-    try:
-        return set(views_in(sql, known).values())
-    except NoSuchViewError:
-        if principal.may(Verb.READ, ""):
-            raise
-        own = ", ".join(sorted(scope.partition(":")[2] for scope in principal.scopes if ":" in scope))
-        raise ForbiddenError(
-            f"{principal.title} may read {own or 'nothing'}, and the query names more"
-        ) from None
+def _told(error: NoSuchViewError, principal: Principal) -> LockstepError:
+    """What a caller is told: who may read some views only, the same of one that is hidden and of none."""
+    if principal.may(Verb.READ, ""):
+        return error
+    own = ", ".join(sorted(scope.partition(":")[2] for scope in principal.scopes if ":" in scope))
+    return ForbiddenError(f"{principal.title} may read {own or 'nothing'}, and the query names more")
 
 
 def _fixed_version(views: Collection[str], version: int) -> dict[str, int]:

@@ -22,7 +22,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,14 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from algebra.errors import ConfigurationError, LimitExceededError, LockstepError, SourceUnavailableError
-from mediator.warehouse.query import one_line, query_error
+from algebra.errors import (
+    ConfigurationError,
+    LimitExceededError,
+    LockstepError,
+    RefusedError,
+    SourceUnavailableError,
+)
+from mediator.warehouse.query import FORBIDDEN, TABLE_FUNCTIONS, one_line, query_error
 from mediator.warehouse.query_process import ProcessEndedError, ProcessError, QueryProcess, Spare
 from mediator.warehouse.query_worker import ROW_BYTES
 from mediator.warehouse.scan import Scan
@@ -147,6 +153,8 @@ class ClientQuery:
             return SourceUnavailableError(f"the query's process {error}, and its answer is not whole")
         if error.stage == "settings":
             return ConfigurationError(f"query_memory or query_disk: {one_line(error)}")
+        if error.kind == "RefusedQueryError":
+            return RefusedError(one_line(error))
         if error.kind == "RowTooLargeError":
             return LimitExceededError(
                 f"a row of the answer takes more than {ROW_BYTES >> 20} MiB; ask for less"
@@ -179,7 +187,11 @@ def _request(limits: QueryLimits, spill: str, question: Question) -> dict[str, A
             "SET enable_external_access = false",
             "SET lock_configuration = true",
         ],
-        "views": [f"CREATE TEMP VIEW {quote(name)} AS {scan.sql}" for name, scan in question.views.items()],
+        "views": {
+            name: f"CREATE TEMP VIEW {quote(name)} AS {scan.sql}" for name, scan in question.views.items()
+        },
+        "table_functions": sorted(TABLE_FUNCTIONS),
+        "forbidden": FORBIDDEN.pattern,
         "sql": question.sql,
     }
 
@@ -204,14 +216,23 @@ class ClientQueries:
 
         Waits until there is a place for the caller, and then until there are rows.
         """
+        with self.place(stop_by, caller) as query:
+            return self.answer(query, question, *kept)
+
+    @contextmanager
+    def place(self, stop_by: StopBy | None = None, caller: Hashable = None) -> Iterator[ClientQuery]:
+        """A query whose time runs, to be answered. Waits until there is a place for the caller."""
         query = self._begin(stop_by)
         try:
             self._wait_for_place(query, caller)
-            schema = query.ask(self._spare, question)
+            yield query
         except BaseException:
             query.close()
             raise
-        return query.rows(schema, *kept)
+
+    def answer(self, query: ClientQuery, question: Question, *kept: object) -> pa.RecordBatchReader:
+        """The rows that the question asks for, as they are read; keeps `kept` alive until they are."""
+        return query.rows(query.ask(self._spare, question), *kept)
 
     def _begin(self, stop_by: StopBy | None) -> ClientQuery:
         """A query whose time runs."""

@@ -7,6 +7,10 @@ Input: parts, each with its length before it: the request as JSON, and one Arrow
 the request names. Then the input stays open for as long as somebody wants the answer; its end is that of the
 process, whatever it is doing, so it does not outlive a mediator that was killed.
 
+Before the query runs, DuckDB's own parser tells what it names (`_check`). The mediator has looked already,
+with another parser; but the files of views and the rows that come with the request hold hidden columns, and
+DuckDB's catalog tells where, so no name may reach them on which two parsers do not agree.
+
 Output: frames, each with its kind and length: the schema, rows, and in the end either END or ERROR. What
 breaks off before is no answer.
 """
@@ -21,7 +25,7 @@ import shutil
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -46,7 +50,22 @@ FRAME_BYTES = 4 << 20
 """What a frame holds at most, unless a single row is larger."""
 ROW_BYTES = 64 << 20
 """What a row may take: the mediator has to hold it."""
+_NAMED = """
+SELECT
+    json_extract_string(tree, '$.error_message'),
+    json_extract_string(tree, '$..table_name'),
+    json_extract_string(tree, '$..schema_name'),
+    json_extract_string(tree, '$..show_type'),
+    json_extract_string(tree, '$..function.function_name'),
+    json_extract_string(tree, '$..function_name')
+FROM (SELECT json_serialize_sql(?) AS tree)
+"""
+"""What a text names, as DuckDB's parser takes it."""
 _UNITS = {"bytes": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
+
+
+class RefusedQueryError(Exception):
+    """The query names what it must not."""
 
 
 class RowTooLargeError(Exception):
@@ -57,6 +76,7 @@ def main() -> NoReturn:
     """Serve the one query."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     connection = duckdb.connect(config={"python_enable_replacements": False})
+    connection.execute(_NAMED, ["SELECT 1"]).fetchall()  # the first time takes longest
     length = source.read(LENGTH.size)
     if len(length) < LENGTH.size:
         os._exit(0)  # nobody had a query
@@ -72,8 +92,9 @@ def main() -> NoReturn:
         stage = "query"
         for name, table in tables.items():
             connection.register(name, table)
-        for view in request["views"]:
+        for view in request["views"].values():
             connection.execute(view)
+        _check(connection, request)
         _answer(sink, connection.sql(request["sql"]).to_arrow_reader(ROWS_AT_ONCE))
     except Exception as error:
         told = {"stage": stage, "kind": type(error).__name__, "text": str(error)[:10_000]}
@@ -111,6 +132,42 @@ def _bound(connection: duckdb.DuckDBPyConnection) -> None:
     held = int(found[1]) << 10 if found else 0
     # Not the address space: allocators and threads reserve much of that, and take little of it.
     resource.setrlimit(resource.RLIMIT_DATA, (held + memory + ALLOWANCE,) * 2)
+
+
+def _check(connection: duckdb.DuckDBPyConnection, request: Mapping[str, Any]) -> None:
+    """Raises RefusedQueryError for anything but one SELECT over the views of the request."""
+    statements = connection.extract_statements(request["sql"])
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise RefusedQueryError("a query is one SELECT")
+    ((problem, tables, schemas, shown, table_functions, functions),) = connection.execute(
+        _NAMED, [request["sql"]]
+    ).fetchall()
+    if problem is not None:
+        raise RefusedQueryError(f"what the query names cannot be told: {problem}")
+    forbidden = re.compile(request["forbidden"], re.IGNORECASE)
+    for function in {*table_functions} - {*request["table_functions"]}:
+        raise RefusedQueryError(f"the function {function} must not be used in a query; name views instead")
+    for function in filter(forbidden.fullmatch, functions):
+        raise RefusedQueryError(f"the function {function} must not be used in a query")
+    if shown:
+        raise RefusedQueryError(f"{shown[0]} must not be used in a query")
+    if any(schemas):
+        raise RefusedQueryError("names with a schema must not be used in a query; name views instead")
+    views = {name.encode().lower() for name in request["views"]}  # of bytes, the letters of ASCII alone
+    for table in dict.fromkeys(tables):
+        if table.encode().lower() not in views and _finds(connection, table):
+            raise RefusedQueryError(f"{table!r} must not be used in a query; name views instead")
+
+
+def _finds(connection: duckdb.DuckDBPyConnection, name: str) -> bool:
+    """Whether the name stands for something where it is no common table expression."""
+    try:
+        connection.sql('FROM "' + name.replace('"', '""') + '"')
+    except (duckdb.CatalogException, duckdb.PermissionException):
+        return False
+    except duckdb.Error:
+        return True
+    return True
 
 
 def _answer(sink: BinaryIO, reader: pa.RecordBatchReader) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,10 @@ from mediator.warehouse.store import Store, missing_version
 _WINDOW_VERSIONS = 4096
 _WINDOW_ROWS = 250_000
 
+VersionsOf = Callable[[Collection[str]], Mapping[str, int]]
+"""Is told the views that a query reads, before it runs; tells the version of those that are not read as they
+are now."""
+
 
 def read(store: Store, name: str, version: int | None) -> pa.RecordBatchReader:
     """The view at a version: its columns, hidden ones too, and `_count`, in normal form."""
@@ -37,7 +41,7 @@ def query(
     store: Store,
     queries: ClientQueries,
     sql: str,
-    versions: Mapping[str, int],
+    versions_of: VersionsOf,
     stop_by: StopBy | None = None,
     known: Collection[str] | None = None,
     caller: Hashable = None,
@@ -46,18 +50,21 @@ def query(
     if known is None:
         with store.lock:
             known = frozenset(store.names)
-    for name in versions:
-        store.view(name)
-    used = views_in(sql, known)
-    with store.lock:
-        pin = store.graveyard.pin()
-        at = {name: store.at(view, versions.get(view)) for name, view in used.items()}
-    question = Question(
-        sql,
-        {name: bag_scan(snapshot, number) for name, (snapshot, number) in at.items()},
-        {path for snapshot, _ in at.values() for path in snapshot.files},
-    )
-    reader = queries.run(question, stop_by, caller, pin)
+    # To look at the text is work as well: it has its place, and its end, like that of the query.
+    with queries.place(stop_by, caller) as client_query:
+        used = views_in(sql, known, client_query.check)
+        versions = versions_of(frozenset(used.values()))
+        for name in versions:
+            store.view(name)
+        with store.lock:
+            pin = store.graveyard.pin()
+            at = {name: store.at(view, versions.get(view)) for name, view in used.items()}
+        question = Question(
+            sql,
+            {name: bag_scan(snapshot, number) for name, (snapshot, number) in at.items()},
+            {path for snapshot, _ in at.values() for path in snapshot.files},
+        )
+        reader = queries.answer(client_query, question, pin)
     return reader, {used[name]: number for name, (_, number) in at.items()}
 
 

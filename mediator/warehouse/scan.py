@@ -19,9 +19,9 @@ there are few changes, and longer even when there are as many as rows.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -30,8 +30,6 @@ from algebra.schema import COUNT
 from mediator.warehouse.delta_files import DataFile
 from mediator.warehouse.records import VERSION, StoredView
 from mediator.warehouse.storage import StorageColumn, literal, no_rows, quote
-
-_names = count()
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,8 @@ def rows_of(directory: Path, files: Iterable[DataFile], columns: Iterable[str], 
     parts = [f"SELECT {selected} FROM {parquet(paths)}"] if paths else []
     tables = {}
     if cached:
-        name = f"_lockstep_rows_{next(_names)}"
+        # Like that of a file, a name that nobody guesses: among their columns are hidden ones.
+        name = f"_lockstep_rows_{uuid.uuid4().hex}"
         tables[name] = pa.concat_tables(cached)
         parts.append(f"SELECT {selected} FROM {name}")
     return Scan(" UNION ALL ".join(parts) or empty, tables)

@@ -42,6 +42,7 @@ from mediator.warehouse.format import check_format
 from mediator.warehouse.graveyard import Pin
 from mediator.warehouse.lock import WriterLock, upkeep_allowed
 from mediator.warehouse.reached import Reach
+from mediator.warehouse.reading import VersionsOf
 from mediator.warehouse.records import CompactResult, StoredView, VersionRecord, VersionRow, ViewInstall
 from mediator.warehouse.recovery import recover
 from mediator.warehouse.scan import Scan, ViewSnapshot, bag_scan, visible_scan
@@ -246,20 +247,22 @@ class Warehouse:
     def query(
         self,
         sql: str,
-        versions: Mapping[str, int] | None = None,
+        versions: Mapping[str, int] | VersionsOf | None = None,
         stop_by: StopBy | None = None,
         known: Collection[str] | None = None,
         caller: Hashable = None,
     ) -> tuple[pa.RecordBatchReader, dict[str, int]]:
         """The rows of a SELECT over views (DuckDB's dialect), and the version that each view was read at.
 
-        All views are read at the versions visible at one instant; `versions` fixes some of them. Raises
+        All views are read at the versions visible at one instant; `versions` fixes some of them, or tells
+        which it fixes when it is told what the query reads. Raises
         ViewDefinitionError for bad SQL, RefusedError for what is no SELECT over views, NotFoundError, and
         LimitExceededError for what takes more than `query_limits`. `stop_by` is told how to end it.
         `known` are the views that the text can name; all of them unless given. `caller` is whom the query
         counts for, of whom none gets all the processes.
         """
-        return reading.query(self._store, self._queries, sql, versions or {}, stop_by, known, caller)
+        versions_of = versions if callable(versions) else lambda _: versions or {}
+        return reading.query(self._store, self._queries, sql, versions_of, stop_by, known, caller)
 
     def changes(
         self, view: str, after: int, up_to: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from algebra.errors import ViewDefinitionError
+from algebra.errors import RefusedError, ViewDefinitionError
 from mediator.warehouse import Warehouse
+from mediator.warehouse.client_query import ClientQueries, QueryLimits, Question
 from mediator.warehouse.scan import Scan
 from mediator.warehouse.tests.builders import Bag, at, bag, change, counted, plus, row
 
@@ -59,6 +61,54 @@ def test_a_query_shows_the_bag_without_hidden_columns(keyed: Warehouse) -> None:
     assert keyed.query("SELECT count(*) AS n FROM v")[0].read_all()["n"].to_pylist() == [3]
     with pytest.raises(ViewDefinitionError, match="_key_o_id"):
         keyed.query("SELECT _key_o_id FROM v")
+
+
+NAMES_ON_WHICH_PARSERS_DISAGREE = [
+    "SELECT * FROM '{file}'",
+    "SELECT * FROM {rows}",
+    "SELECT sql FROM sqlite_master",
+    "SELECT sql FROM temp.sqlite_master",
+    "SELECT sql FROM duckdb_views",
+    "SELECT * FROM v, (TABLE duckdb_views)",
+    "SELECT * FROM pg_catalog.pg_views",
+    "SELECT * FROM duckdb_views()",
+    "SELECT * FROM read_parquet('{file}')",
+    "SELECT * FROM v, LATERAL read_parquet('{file}')",
+    "SELECT bin FROM LATERAL histogram('{file}', _key_o_id)",
+    "SELECT bin FROM LATERAL histogram({rows}, _key_o_id)",
+    "SELECT * FROM query_table('{rows}')",
+    "SELECT * FROM (SELECT 1 UNION ALL SELECT _key_o_id FROM {rows})",
+    "SELECT * FROM v WHERE qty IN (SELECT _key_o_id FROM {rows})",
+    "SELECT * FROM (WITH {rows} AS (SELECT 1) SELECT 1) s, {rows}",
+    'SELECT * FROM (WITH "{file}" AS (SELECT 1) SELECT 1) s, "{file}"',
+    "SELECT * FROM (SHOW ALL TABLES)",
+    "SELECT getenv('PATH') FROM v",
+    "SELECT * FROM v; SELECT * FROM v",
+    "COPY v TO '{file}'",
+]
+
+
+@pytest.mark.parametrize("sql", NAMES_ON_WHICH_PARSERS_DISAGREE)
+def test_no_name_reaches_them_whatever_was_accepted(keyed: Warehouse, sql: str) -> None:
+    """The query's process looks by itself, with DuckDB's parser: nothing has looked before it here."""
+    snapshot = keyed.snapshot("v")
+    scan = keyed.scan_sql("v")
+    (rows,) = scan.tables
+    assert "_key_o_id" in scan.tables[rows].column_names
+    text = sql.format(file=snapshot.state_files[0], rows=rows)
+    queries = ClientQueries(QueryLimits())
+    try:
+        with pytest.raises(RefusedError, match=r"must not be used in a query|a query is one SELECT"):
+            queries.run(Question(text, {"v": scan}, snapshot.files))
+        shown = queries.run(Question("WITH x AS (FROM V) FROM x", {"v": scan}, snapshot.files)).read_all()
+        assert shown.column_names == ["name", "qty"]
+    finally:
+        queries.close()
+
+
+def test_the_name_of_rows_in_memory_is_not_guessed(keyed: Warehouse) -> None:
+    names = [name for _ in range(3) for name in keyed.scan_sql("v").tables]
+    assert len({name for name in names if re.fullmatch("_lockstep_rows_[0-9a-f]{32}", name)}) == 3
 
 
 def test_maintenance_reads_them(keyed: Warehouse) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from algebra.errors import (
@@ -23,6 +24,7 @@ from algebra.errors import (
 from mediator.warehouse import Warehouse
 from mediator.warehouse.client_query import ClientQueries, QueryLimits, Question
 from mediator.warehouse.query import views_in
+from mediator.warehouse.scan import Scan
 from mediator.warehouse.tests.builders import SCHEMA, change, counted, row
 
 
@@ -66,6 +68,29 @@ def test_names_ignore_case_as_sql_does(shop: Warehouse) -> None:
     assert rows(shop, "SELECT count(*) FROM ORDERS") == [(0,)]
     with pytest.raises(RefusedError, match="differ only in case"):
         shop.query("SELECT * FROM ORDERS, orders")
+
+
+def test_names_beyond_ascii_are_as_they_are_written(shop: Warehouse) -> None:
+    for name in ("Stra\u00dfe", "\u00c4RGER"):
+        shop.create_view(name, {}, SCHEMA, counted({(4, "d"): 1}), row(0))
+        assert rows(shop, f'SELECT id FROM "{name}"') == [(4,)]
+    with pytest.raises(NotFoundError, match="no view '\u00e4rger'"):
+        shop.query('SELECT id FROM "\u00e4rger"')
+
+
+def test_a_cte_hides_no_name_that_duckdb_tells_from_it(shop: Warehouse) -> None:
+    """Whoever folds more than ASCII takes DuckDB's catalog, and files, for the CTE that resembles them."""
+    assert rows(shop, 'WITH "\u017f" AS (SELECT 1) FROM "\u017f"') == [(1,)]
+    file = str(next(iter(shop.snapshot("orders").files)))
+    for cte, name in (
+        ("\u017fqlite_master", "sqlite_master"),
+        ("duckdb_databa\u017fes", "duckdb_databases"),
+        ("\u212a", "k"),
+        (file.replace("s", "\u017f"), file),
+    ):
+        for text in (f'"{name}"', f"'{name}'"):
+            with pytest.raises(NotFoundError, match="no view"):
+                shop.query(f'WITH "{cte}" AS (SELECT 1) SELECT * FROM {text}')
 
 
 def test_all_views_are_read_at_one_instant(shop: Warehouse) -> None:
@@ -232,7 +257,10 @@ def test_ctes_are_found_where_they_hold(shop: Warehouse) -> None:
     assert rows(shop, both) == [(7,), (7,)]
 
 
-_NAMES = st.sampled_from(["r", "a", "b", "A", '"a"', '"/x/*.parquet"', "'f.csv'", "R"])
+# `s` and `K`, and the letters that Python's `casefold` takes for the same while DuckDB does not.
+_NAMES = st.sampled_from(
+    ["r", "a", "s", "\u017f", '"S"', "K", "\u212a", '"/s/*.parquet"', '"/\u017f/*.parquet"', "'f.csv'", "R"]
+)
 
 
 def _queries(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -257,6 +285,7 @@ def _queries(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     )
 
 
+@example('WITH "\u017f" AS (SELECT 1 AS c) SELECT 1 AS c FROM s')
 @given(st.recursive(st.builds("SELECT 1 AS c FROM {}".format, _NAMES), _queries, max_leaves=8))
 def test_what_is_accepted_names_only_views_for_duckdb_too(sql: str) -> None:
     """DuckDB's own resolving is the judge: what it takes as a table, and no CTE, is a view that we found."""
@@ -269,7 +298,8 @@ def test_what_is_accepted_names_only_views_for_duckdb_too(sql: str) -> None:
             tables = judge.get_table_names(sql)
         except duckdb.Error:
             return  # it cannot be run either
-    assert {name.casefold() for name in tables} <= set(used), sql
+    # Bytes are folded in ASCII alone, as DuckDB folds names.
+    assert {name.encode().lower() for name in tables} <= {name.encode() for name in used}, sql
 
 
 def test_a_query_can_open_the_files_of_its_views_only(shop: Warehouse) -> None:
@@ -277,13 +307,134 @@ def test_a_query_can_open_the_files_of_its_views_only(shop: Warehouse) -> None:
     own, foreign = (shop.snapshot(name).files for name in ("orders", "other"))
     queries = ClientQueries(QueryLimits())
     for pattern in (*foreign, f"{shop.root}/views/*.parquet", f"{shop.root}/**/*.parquet", "/etc/x.csv"):
-        for sql in (f"SELECT * FROM '{pattern}'", f"SELECT * FROM read_text('{pattern}')"):
-            with pytest.raises(RefusedError, match="Permission Error"):
-                queries.run(Question(sql, {}, own))
+        with pytest.raises(RefusedError, match="Permission Error"):
+            queries.run(Question(f"SELECT * FROM '{pattern}'", {}, own))
+        read = Scan(f"SELECT * FROM read_text('{pattern}')")
+        with pytest.raises(RefusedError, match="Permission Error"):
+            queries.run(Question("SELECT * FROM read", {"read": read}, own))
     for setting in ("enable_external_access = true", "allowed_paths = ['/']", "memory_limit = '1TB'"):
-        with pytest.raises(LockstepError, match=r"configuration has been locked|Cannot change"):
+        with pytest.raises(RefusedError, match="a query is one SELECT"):
             queries.run(Question(f"SET {setting}", {}, own))
     queries.close()
+
+
+@pytest.mark.parametrize(
+    "relation",
+    [
+        "LATERAL histogram(sqlite_master, sql)",
+        "LATERAL histogram_values('_lockstep_rows_7', id)",
+        "LATERAL truncate_duckdb_logs()",
+        "LATERAL main.histogram(orders, id)",
+        "LATERAL (icu_calendar_names())",
+        "LATERAL orders",
+        "here: LATERAL test_vector_types(1)",
+        "ROWS FROM (icu_calendar_names())",
+        "TABLE(icu_calendar_names())",
+        "icu_calendar_names()",
+    ],
+)
+def test_functions_are_no_tables_however_they_are_called(shop: Warehouse, relation: str) -> None:
+    for sql in (
+        f"SELECT * FROM {relation}",
+        f"SELECT * FROM orders, {relation}",
+        f"SELECT * FROM orders JOIN {relation} ON true",
+        f"SELECT (SELECT count(*) FROM {relation})",
+    ):
+        with pytest.raises((RefusedError, NotFoundError, ViewDefinitionError)):
+            views_in(sql, ["orders"])
+
+
+def test_few_functions_are_tables(shop: Warehouse) -> None:
+    for relation in (
+        "range(2)",
+        "LATERAL range(2)",
+        "LATERAL generate_series(0, 1)",
+        "LATERAL unnest([0, 1])",
+    ):
+        assert rows(shop, f"SELECT i FROM {relation} AS t(i) ORDER BY i") == [(0,), (1,)]
+    lateral = (
+        "SELECT i FROM orders, LATERAL (SELECT id + 1) AS t(i), LATERAL (VALUES (1)) AS v(one) ORDER BY i"
+    )
+    assert rows(shop, lateral) == [(2,), (3,), (4,)]
+
+
+DOUBLED_AT_EACH_LEVEL = "SELECT " + "date(" * 60 + "'2026-01-01'" + ")" * 60
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        DOUBLED_AT_EACH_LEVEL,
+        "SELECT " + "array[" * 60 + "1" + "]" * 60,
+        "SELECT " + "row(" * 30 + "1" + ")" * 30,
+        "SELECT " + ", ".join("a" + "[1]" * 160 for _ in range(200)),
+    ],
+    ids=["functions", "lists", "rows", "subscripts"],
+)
+def test_a_text_that_is_not_understood_in_time_is_refused(monkeypatch: pytest.MonkeyPatch, sql: str) -> None:
+    monkeypatch.setattr("algebra.view.PARSING_SECONDS", 0.5)
+    with pytest.raises(LimitExceededError, match="takes too long to understand"):
+        views_in(sql, ["orders"])
+
+
+def test_a_text_of_thousands_of_names_is_understood_in_time(shop: Warehouse) -> None:
+    ctes = ", ".join(f"a{number} AS (SELECT 1)" for number in range(2000))
+    assert views_in(f"WITH {ctes} SELECT * FROM {', '.join(['a1999'] * 3200)}", ["orders"]) == {}
+    known = [f"{number}O" for number in range(4000)]
+    assert views_in("SELECT 1 FROM " + ", ".join(['"999o"'] * 6000), known) == {"999o": "999O"}
+
+
+def test_the_text_of_a_query_is_looked_at_once_and_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    def noted(sql: str, *others: Any) -> dict[str, str]:
+        looked.append(sql)
+        return views_in(sql, *others)
+
+    monkeypatch.setattr("mediator.warehouse.reading.views_in", noted)
+    with limited(tmp_path, processes=2) as warehouse:
+        held = warehouse.query(ENDLESS_ROWS, caller="greedy")[0]
+
+        def leave_soon(end: Callable[[], None]) -> None:
+            threading.Timer(0.3, end).start()
+
+        with pytest.raises(SourceUnavailableError, match="ended by its caller"):
+            warehouse.query("SELECT 1", stop_by=leave_soon, caller="greedy")
+        assert looked == [ENDLESS_ROWS]
+        del held
+        assert warehouse.query("SELECT 2", caller="greedy")[0].read_all().num_rows == 1
+        assert looked == [ENDLESS_ROWS, "SELECT 2"]
+
+
+def test_a_query_ends_also_while_its_text_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("algebra.view.PARSING_SECONDS", float("inf"))
+    with limited(tmp_path, seconds=0.5, processes=2) as warehouse:
+        with pytest.raises(LimitExceededError, match=r"\(query_seconds\)"):
+            warehouse.query(DOUBLED_AT_EACH_LEVEL)
+        assert not len(warehouse._queries)
+    with limited(tmp_path, processes=2) as warehouse:
+
+        def leave_soon(end: Callable[[], None]) -> None:
+            threading.Timer(0.3, end).start()
+
+        with pytest.raises(SourceUnavailableError, match="ended by its caller"):
+            warehouse.query(DOUBLED_AT_EACH_LEVEL, stop_by=leave_soon)
+        assert not len(warehouse._queries)
+
+
+def test_what_a_query_reads_is_told_before_its_versions_are_asked_for(shop: Warehouse) -> None:
+    told: list[Collection[str]] = []
+
+    def first(views: Collection[str]) -> dict[str, int]:
+        told.append(views)
+        return dict.fromkeys(views, 0)
+
+    found = shop.query("SELECT count(*) AS n FROM Orders a JOIN orders b USING (id)", first)
+    assert (told, found[1]) == ([frozenset({"orders"})], {"orders": 0})
 
 
 ENDLESS = "SELECT sum(a.range * b.range) FROM range(1000000000) a, range(1000000) b"
