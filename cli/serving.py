@@ -41,7 +41,14 @@ def serve(server: Server, title: str, *, supervised: bool) -> None:
     """Start the server, print its ready line, and stop it gracefully when told to."""
     stop = stop_signals()
     ended = threading.Event()
-    address = server.start()
+    try:
+        address = server.start()
+    except Exception as error:
+        if not stop.is_set():
+            raise
+        # Who stops a service may tell all of its processes, and what the server needs has ended first.
+        log.info("stopped before it was ready: %s", error)
+        return
     print(f"lockstep {title} listening on {address}", flush=True)
 
     def wait() -> None:

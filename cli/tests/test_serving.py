@@ -8,12 +8,15 @@ import sys
 import pytest
 
 PROGRAM = """
-import threading
+import os, signal, threading
 from cli.serving import serve
 
 class Server:
     def __init__(self): self.done = threading.Event()
     def start(self):
+        if {broken}:
+            if {broken} == 2: os.kill(os.getpid(), signal.SIGTERM)
+            raise ConnectionRefusedError(111, "Connection refused")
         if {stuck}: threading.Thread(target=threading.Event().wait).start()
         return "127.0.0.1:4711"
     def stop(self, grace):
@@ -25,8 +28,10 @@ serve(Server(), "wrapper shop", supervised={supervised})
 """
 
 
-def start(*, supervised: bool = False, wait: str = "", stuck: bool = False) -> subprocess.Popen[str]:
-    program = PROGRAM.format(supervised=supervised, wait=wait, stuck=stuck)
+def start(
+    *, supervised: bool = False, wait: str = "", stuck: bool = False, broken: int = 0
+) -> subprocess.Popen[str]:
+    program = PROGRAM.format(supervised=supervised, wait=wait, stuck=stuck, broken=broken)
     pipe = subprocess.PIPE
     return subprocess.Popen(
         [sys.executable, "-P", "-c", program], stdin=pipe, stdout=pipe, stderr=pipe, text=True
@@ -74,3 +79,12 @@ def test_a_call_that_never_ends_does_not_keep_the_process(wait: str, code: int) 
             process.kill()
     assert process.returncode == code
     assert "a call that does not end is left alone" in err
+
+
+@pytest.mark.parametrize(("broken", "code"), [(1, 1), (2, 0)])
+def test_what_fails_because_all_is_being_stopped_is_no_error(broken: int, code: int) -> None:
+    """A service manager tells every process of a service to stop, also those that a server starts on."""
+    with start(broken=broken) as process:
+        out, err = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("", code)
+    assert ("Connection refused" in err) == (broken == 1)
