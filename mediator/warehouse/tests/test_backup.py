@@ -297,7 +297,7 @@ def test_a_copy_that_fails_leaves_nothing(warehouse: Warehouse, tmp_path: Path, 
         raise OSError(28, "No space left on device")
 
     copying.arm(7, full_disk)
-    with pytest.raises(StorageError, match="copy: the disk is full; free some space$"):
+    with pytest.raises(StorageError, match=r"copy: the disk is full; free some space$"):
         backup(warehouse.root, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
