@@ -78,6 +78,9 @@ class Client:
         *_, last = self.stub.RefreshView(pb.RefreshViewRequest(name=name), timeout=self._timeout)
         return last.result
 
+    def compact(self, name: str) -> pb.CompactViewResponse:
+        return self.stub.CompactView(pb.CompactViewRequest(name=name), timeout=self._timeout)
+
     def history(self, name: str) -> list[pb.Version]:
         found: list[pb.Version] = []
         while not found or found[-1].version:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import socket
 import struct
@@ -138,6 +140,24 @@ def test_a_view_that_could_not_be_taken_up_is_not_maintained(site: Site) -> None
     assert told(server)["lockstep_view_maintained", "v"] == 0
     site.proxies["two"].weather = FAIR
     wait_for(server, lambda _: told(server)["lockstep_view_maintained", "v"] == 1)
+
+
+def test_a_warehouse_that_cannot_be_written_is_told(site: Site) -> None:
+    server, client = site.mediator()
+    client.create_view("v", VIEW)
+    assert told(server)["lockstep_warehouse_writable",] == 1
+    full = True
+
+    def fault(name: str) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    inside(server).warehouse._store.steps._fault = fault
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
+    wait_for(server, lambda _: told(server)["lockstep_warehouse_writable",] == 0)
+    full = False
+    client.wait_for_version("v", 1)
+    wait_for(server, lambda _: told(server)["lockstep_warehouse_writable",] == 1)
 
 
 def test_nonsense_at_the_endpoint_leaves_no_trace(capfd: pytest.CaptureFixture[str]) -> None:

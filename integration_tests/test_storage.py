@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import subprocess
 import tempfile
@@ -24,6 +25,7 @@ from integration_tests.test_network import health
 from mediator.backoff import Backoff, Retries
 from mediator.config import ViewSpecConfig
 from mediator.storage_errors import storage_error
+from mediator.warehouse.warehouse import Warehouse
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -306,6 +308,64 @@ def test_a_refresh_that_could_be_stored_ends_the_problem(site: Site) -> None:
     state.storage_failed("full")
     client.refresh("v")
     assert not state.problem
+
+
+def test_a_view_that_the_disk_does_not_let_be_compacted(site: Site) -> None:
+    server, client = site.mediator()
+    client.create_view("v", ALONE)
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
+    client.wait_for_version("v", 1)
+
+    def fault(name: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    steps = inside(server).warehouse._store.steps
+    steps._fault = fault
+    with pytest.raises(grpc.RpcError) as refused:
+        client.compact("v")
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert str(refused.value.details()).startswith("the warehouse: the disk is full; free some space")
+    steps._fault = lambda _: None
+    assert client.compact("v").version == 1
+
+
+def test_upkeep_tells_what_the_disk_says_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mediator.mediator.UPKEEP_SECONDS", 0.01)
+    failures = [
+        *(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"/w/{i}.tmp") for i in range(3)),
+        *(OSError(errno.EROFS, os.strerror(errno.EROFS)) for _ in range(3)),
+    ]
+    ran: list[bool] = []
+
+    def maintain(_: object) -> None:
+        if failures:
+            raise failures.pop(0)
+        ran.append(True)
+
+    monkeypatch.setattr(Warehouse, "maintain", maintain)
+    caplog.set_level(logging.INFO, "mediator.mediator")
+    server, _ = site.mediator()
+    wait_for(server, lambda _: len(ran) > 3)
+    kept = "(versions are kept back, nothing is lost)"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        (
+            "ERROR",
+            "upkeep of the warehouse failed and will be tried again: "
+            f"/w/0.tmp: the disk is full; free some space {kept}",
+        ),
+        (
+            "ERROR",
+            f"upkeep of the warehouse failed and will be tried again: {site.warehouse}: it cannot be "
+            f"written, its file system is read-only; mount it for writing {kept}",
+        ),
+        (
+            "INFO",
+            "upkeep of the warehouse works again, after: "
+            "it cannot be written, its file system is read-only; mount it for writing",
+        ),
+    ]
 
 
 class FakeClock:

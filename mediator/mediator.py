@@ -41,7 +41,7 @@ from mediator.maintainer import Maintainer
 from mediator.recompute import Recomputer, Verification
 from mediator.reported_views import SourceUpdate
 from mediator.state import MediatorState
-from mediator.storage_errors import storage_error
+from mediator.storage_errors import disk_problem, storage_error
 from mediator.views import MaintainedView, decomposed, spec_from_json, spec_to_json
 from mediator.warehouse.client_query import QueryLimits
 from mediator.warehouse.records import VersionRow
@@ -471,11 +471,21 @@ class Mediator:
 
     def _keep(self) -> None:
         """Look after the warehouse's files, beside everything else."""
+        told = ""
         while not self._state.stopped.wait(UPKEEP_SECONDS):
             try:
                 self.warehouse.maintain()
             except Exception as error:
-                log.error("upkeep of the warehouse failed and will be tried again: %s", error)
+                # What the disk says may name another file each time.
+                problem = disk_problem(error) or str(error)
+                if problem != told:
+                    line = storage_error(error, str(self.warehouse.root)) or error
+                    log.error("upkeep of the warehouse failed and will be tried again: %s", line)
+                told = problem
+                continue
+            if told:
+                log.info("upkeep of the warehouse works again, after: %s", told)
+            told = ""
 
     def verify_view(self, name: str, progress: Progress) -> Verification:
         """Recompute a view at its current vector and compare; the view holds still meanwhile."""

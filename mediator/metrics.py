@@ -11,10 +11,15 @@ from protos.metrics import Families
 def fill(mediator: Mediator, families: Families) -> None:
     """The mediator's numbers as they are now."""
     families.gauge("waiting_rows", "Rows of updates that wait in all queues.", mediator.waiting_rows)
+    families.gauge(
+        "warehouse_writable", "1 if versions can be stored, 0 while not.", not mediator.storage_problem[0]
+    )
     families.histogram("commit_seconds", "Time of one commit to the warehouse.", mediator.commit_seconds)
     for source, channel in mediator.channels.items():
         counters = channel.counters
-        families.gauge("source_connected", "1 if the wrapper is connected.", channel.connected, source=source)
+        families.gauge(
+            "source_connected", "1 if wrapper and source answer.", channel.connected, source=source
+        )
         families.gauge(
             "source_position", "The last position heard of.", channel.position.ordinal, source=source
         )

@@ -46,6 +46,11 @@ def _unary(method: Method) -> Method:
             return method(self, request, context)
         except LockstepError as error:
             abort(context, self.told(error, context))
+        except Exception as error:
+            found = storage_error(error, "the warehouse")
+            if found is None:
+                raise
+            abort(context, found)
 
     return guarded  # type: ignore[return-value]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 
 from algebra.errors import StorageError
 
@@ -32,16 +33,27 @@ _WHAT_TO_DO = {
 
 def storage_error(error: BaseException | None, where: str) -> StorageError | None:
     """The failure as one line, if its cause is that `where` cannot be written; None for any other."""
-    while error is not None:
-        if isinstance(error, StorageError):
-            return error
-        number = _number(error)
+    for cause in _causes(error):
+        if isinstance(cause, StorageError):
+            return cause
+        number = _number(cause)
         if number is not None:
-            named = error.filename if isinstance(error, OSError) else None
+            named = cause.filename if isinstance(cause, OSError) else None
             where = str(named) if named else where
             return StorageError(f"{where}: {_WHAT_TO_DO[number]} (versions are kept back, nothing is lost)")
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None
+
+
+def disk_problem(error: BaseException | None) -> str:
+    """What is wrong with the disk and what to do, without the place; empty if the cause is another."""
+    numbers = (_number(cause) for cause in _causes(error))
+    return next((_WHAT_TO_DO[number] for number in numbers if number is not None), "")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _number(error: BaseException) -> int | None:

@@ -17,16 +17,21 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -96,13 +101,44 @@ def spark_session(
     given[_LOCAL_FOLDERS] = _private_folders(given.get(_LOCAL_FOLDERS) or tempfile.gettempdir())
     for key, value in given.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with _own_interrupts():
+        session = builder.getOrCreate()
     try:
+        _ignore_termination(session)
         _set_secrets(session, secrets)
     except BaseException:
         session.stop()
         raise
     return session
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Ctrl-C means afterwards what it meant before: Spark would have it raise in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _ignore_termination(session: SparkSession) -> None:
+    """Have Spark's Java process outlive a SIGTERM to all processes of a service: what drains needs it.
+
+    It ends with this process, also a killed one: then its standard input is closed.
+    """
+    gateway: Any = session.sparkContext._gateway
+    if _java_process(session) is not None:
+        java = gateway.jvm.sun.misc
+        java.Signal.handle(java.Signal("TERM"), java.SignalHandler.SIG_IGN)
+
+
+def _java_process(session: SparkSession) -> subprocess.Popen[bytes] | None:
+    """Spark's Java process, if this process has started it."""
+    return getattr(session.sparkContext._gateway, "proc", None)
 
 
 def _set_secrets(session: SparkSession, secrets: Mapping[str, str]) -> None:
@@ -170,13 +206,13 @@ class SparkEngine(Engine):
     def failure(self) -> str:
         if not self._owns_session or not self._shares_files:
             return ""
-        gateway = self._session.sparkContext._gateway
-        process = getattr(gateway, "proc", None)
+        process = _java_process(self._session)
         return "" if process is None or process.poll() is None else "the Java process of Spark has ended"
 
     def close(self) -> None:
         if self._owns_session and not self.failure():
-            self._session.stop()
+            with suppress(Py4JError, OSError, EOFError):  # the Java process is just ending
+                self._session.stop()
 
     # What concerns one source's rows alone
 

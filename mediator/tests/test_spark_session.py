@@ -1,18 +1,23 @@
-"""Spark's session: secrets are seen by nobody but Spark, and its files by nobody but its user."""
+"""Spark's session: secrets are seen by nobody but Spark, its files by nobody but its user; it ends last."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import psutil
 import pytest
+from py4j.protocol import Py4JNetworkError
 
+from algebra.engines.embedded import EmbeddedEngine
 from algebra.errors import ConfigurationError
-from mediator.engines.spark import spark_session
+from mediator.engines.spark import SparkEngine, spark_session
 
 CANARY = "spark-canary-5391"
 
@@ -109,3 +114,64 @@ def test_a_secret_that_spark_reads_at_its_start_is_refused(key: str) -> None:
     assert str(refused.value).startswith(f"spark_conf: {key} cannot be set by reference")
     assert "spark-defaults.conf" in str(refused.value)
     assert CANARY not in str(refused.value)
+
+
+# A service manager tells all processes of a service to stop, the Java process of Spark too.
+STOPPED_TOGETHER = """
+import os, signal, time
+from mediator.engines.spark import spark_session
+
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append("SIGTERM"))
+signal.signal(signal.SIGINT, lambda *_: told.append("SIGINT"))
+session = spark_session("local[1]", {})
+process = session.sparkContext._gateway.proc
+for number in (signal.SIGTERM, signal.SIGINT):
+    os.killpg(0, number)
+try:
+    process.wait(3)
+except Exception:
+    pass
+print(*told, session.range(7).count(), process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_spark_goes_on_when_all_processes_are_told_to_stop_and_ends_with_a_killed_one(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED_TOGETHER],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        *told, count, pid = process.stdout.readline().split()
+        assert (told, count) == (["SIGTERM", "SIGINT"], "7")
+        java = psutil.Process(int(pid))
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    java.wait(60)
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionRefusedError(111, "Connection refused"), EOFError(), Py4JNetworkError("no answer")]
+)
+def test_a_java_process_that_is_just_ending_is_no_error(error: Exception) -> None:
+    def stop() -> None:
+        raise error
+
+    gateway = SimpleNamespace(proc=SimpleNamespace(poll=lambda: None))
+    session = SimpleNamespace(
+        stop=stop,
+        conf={"spark.master": "local[1]"},
+        sparkContext=SimpleNamespace(_gateway=gateway),
+    )
+    engine = SparkEngine(cast(Any, session), EmbeddedEngine(), owns_session=False)
+    engine._owns_session = True  # as if it had warmed up
+    engine.close()

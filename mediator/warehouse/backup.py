@@ -27,7 +27,15 @@ from pathlib import Path
 import duckdb
 from deltalake.exceptions import DeltaError
 
-from algebra.errors import AlreadyExistsError, DataError, LockstepError, NotFoundError
+from algebra.errors import (
+    AlreadyExistsError,
+    ConfigurationError,
+    DataError,
+    LockstepError,
+    NotFoundError,
+    StorageError,
+)
+from mediator.storage_errors import disk_problem
 from mediator.warehouse.disk import Disk
 from mediator.warehouse.format import FORMAT_FILE, check_format, mark_unfinished
 from mediator.warehouse.lock import held_upkeep
@@ -42,11 +50,25 @@ _ATTEMPTS = 3
 
 def backup(root: Path, target: Path) -> dict[str, int]:
     """Copies the warehouse in `root` to the new folder `target`; the newest version of each view there."""
+    root, target = root.resolve(), target.resolve()
     if not (root / "versions").is_dir():
         raise NotFoundError(f"there is no warehouse at {root}")
-    if target.exists() and any(target.iterdir()):
-        raise AlreadyExistsError(f"{target} is not empty; name a new folder for the copy")
-    check_format(root)
+    if target.is_relative_to(root) or root.is_relative_to(target):
+        raise ConfigurationError(
+            f"{target} and the warehouse {root} are one in the other; name another folder"
+        )
+    try:
+        if target.exists() and not target.is_dir():
+            raise AlreadyExistsError(f"{target} is a file; name a new folder for the copy")
+        if target.exists() and any(target.iterdir()):
+            raise AlreadyExistsError(f"{target} is not empty; name a new folder for the copy")
+        check_format(root)
+        return _consistent_copy(root, target)
+    except OSError as error:
+        raise _told(error, root, target) from error
+
+
+def _consistent_copy(root: Path, target: Path) -> dict[str, int]:
     with held_upkeep(root):
         for _ in range(_ATTEMPTS):
             try:
@@ -61,6 +83,16 @@ def backup(root: Path, target: Path) -> dict[str, int]:
     raise DataError(f"no copy was made: {problem}; views are being dropped, try again later")
 
 
+def _told(error: OSError, root: Path, target: Path) -> StorageError:
+    """What the copy failed by, as one line that names the place."""
+    reason = error.strerror or str(error)
+    # A copy that cannot be written names the file that it was read from first.
+    if error.filename and error.filename2 is None and Path(os.fsdecode(error.filename)).is_relative_to(root):
+        return StorageError(f"{error.filename} cannot be read ({reason})")
+    problem = disk_problem(error)
+    return StorageError(f"{target}: {problem}" if problem else f"{target} cannot be written ({reason})")
+
+
 def _newest_versions(target: Path) -> tuple[dict[str, int], str]:
     """Opens the copy: its views with their newest versions, and what is wrong with it."""
     try:
@@ -69,6 +101,8 @@ def _newest_versions(target: Path) -> tuple[dict[str, int], str]:
             missing = copied.missing_files()
             return newest, f"it lacks {missing[0]}" if missing else ""
     except (LockstepError, DeltaError, duckdb.Error, FileNotFoundError) as error:
+        if problem := disk_problem(error):
+            raise StorageError(f"{target}: {problem}") from error
         return {}, one_line(error)
 
 

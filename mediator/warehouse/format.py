@@ -33,6 +33,10 @@ def format_of(root: Path) -> int:
         found = json.loads((root / FORMAT_FILE).read_text(encoding="utf-8"))["format"]
     except FileNotFoundError:
         return 0 if (root / "versions").is_dir() else FORMAT
+    except NotADirectoryError:
+        file = next(path for path in (root, *root.parents) if path.exists())
+        what = f"the warehouse {root}" if file == root else f"{file}, above the warehouse {root.name},"
+        raise ConfigurationError(f"{what} is a file; name a folder") from None
     except (ValueError, KeyError, TypeError):
         raise ConfigurationError(f"{root / FORMAT_FILE} cannot be read; restore it from a backup") from None
     if found == _UNFINISHED:

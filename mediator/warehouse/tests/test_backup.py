@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -16,6 +17,7 @@ from algebra.errors import (
     DataError,
     NotFoundError,
     SourceUnavailableError,
+    StorageError,
 )
 from mediator.warehouse import Warehouse, upkeep
 from mediator.warehouse.backup import backup
@@ -75,6 +77,60 @@ def test_what_cannot_be_copied_is_refused(tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "file").touch()
     with pytest.raises(AlreadyExistsError, match="not empty"):
+        backup(tmp_path / "w", tmp_path / "copy")
+    with pytest.raises(AlreadyExistsError, match="is a file; name a new folder"):
+        backup(tmp_path / "w", tmp_path / "copy" / "file")
+
+
+@pytest.mark.parametrize("target", ["w", "w/sub", "w/data/copy", "link/sub", "."])
+def test_a_copy_and_its_warehouse_are_apart(tmp_path: Path, target: str) -> None:
+    Warehouse(tmp_path / "w", durable=False).close()
+    (tmp_path / "link").symlink_to(tmp_path / "w")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigurationError, match="are one in the other; name another folder"):
+        backup(tmp_path / "w", tmp_path / target)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_place_that_takes_no_copy_is_named(tmp_path: Path) -> None:
+    Warehouse(tmp_path / "w", durable=False).close()
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"file/copy cannot be written \(Not a directory\)"):
+        backup(tmp_path / "w", tmp_path / "file" / "copy")
+
+
+@pytest.mark.parametrize("step", ["copy2", "opened"])
+def test_a_full_disk_is_told_by_the_place_of_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    Warehouse(tmp_path / "w", durable=False).close()
+
+    def full(source: object, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(tmp_path / "copy"))
+
+    def full_when_opened(*_: object) -> None:
+        raise ConfigurationError(f"the warehouse cannot be written: {os.strerror(errno.ENOSPC)}")
+
+    if step == "copy2":
+        monkeypatch.setattr(shutil, "copy2", full)
+    else:
+        monkeypatch.setattr("mediator.warehouse.backup.Warehouse", full_when_opened)
+    with pytest.raises(StorageError) as told:
+        backup(tmp_path / "w", tmp_path / "copy")
+    assert str(told.value) == f"{tmp_path / 'copy'}: the disk is full; free some space"
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_file_of_the_warehouse_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Warehouse(tmp_path / "w", durable=False).close()
+
+    def denied(source: object, *_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(source))
+
+    monkeypatch.setattr(shutil, "copy2", denied)
+    with pytest.raises(StorageError, match=r"w/versions/.* cannot be read \(Permission denied\)"):
         backup(tmp_path / "w", tmp_path / "copy")
 
 
@@ -241,7 +297,7 @@ def test_a_copy_that_fails_leaves_nothing(warehouse: Warehouse, tmp_path: Path, 
         raise OSError(28, "No space left on device")
 
     copying.arm(7, full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StorageError, match=r"copy: the disk is full; free some space$"):
         backup(warehouse.root, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 

@@ -39,6 +39,18 @@ def test_a_format_that_cannot_be_read_is_named(root: Path) -> None:
         Warehouse(root)
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_file_is_no_warehouse(tmp_path: Path, read_only: bool) -> None:
+    file = tmp_path / "w"
+    file.touch()
+    with pytest.raises(ConfigurationError, match=f"^the warehouse {file} is a file; name a folder$"):
+        Warehouse(file, read_only)
+    with pytest.raises(
+        ConfigurationError, match=f"^{file}, above the warehouse sub, is a file; name a folder$"
+    ):
+        Warehouse(file / "sub", read_only)
+
+
 def test_a_warehouse_without_a_number_is_the_first_one(root: Path) -> None:
     (root / "format.json").unlink()
     with Warehouse(root, read_only=True) as warehouse:
