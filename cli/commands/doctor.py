@@ -209,10 +209,11 @@ def _mediator(configuration: Configuration, timeout: float) -> tuple[str, str]:
 
 def _warehouse(root: Path) -> tuple[str, str]:
     try:
-        from mediator.warehouse.format import check_format
+        from mediator.warehouse.format import check_format, check_takeable
     except ImportError:
         return WARNING, "not checked: the mediator's libraries are not installed here"
     check_format(root)
+    check_takeable(root)
     existing = next(path for path in (root, *root.parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         return WRONG, f"{existing} cannot be written"
