@@ -64,7 +64,7 @@ class _Json(logging.Formatter):
     its wrapper and of the mediator.
     """
 
-    _EXTRA = ("transaction", "transactions", "source", "view", "version")
+    _EXTRA = ("transaction", "transactions", "source", "view", "versions")
 
     def __init__(self, traces: bool) -> None:
         super().__init__()

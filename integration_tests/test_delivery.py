@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -194,3 +195,32 @@ def test_an_answer_is_not_overtaken_by_an_update_that_came_after_it(
     assert asked
     assert client.bag("v") == Counter([(2, 5, 7)])
     assert from_ipc(client.verify("v").arrow).num_rows == 0
+
+
+def test_the_log_names_the_version_of_each_transaction(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "mediator.maintainer")
+    server, client = site.mediator()
+    client.create_view("v", VIEW)
+    with inside(server).views["v"].installing:
+        site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
+        wait_for(server, lambda mediator: len(mediator.views["v"].queue) == 1)
+        site.writers["two"].commit("INSERT INTO s VALUES (3, 30)")
+        wait_for(server, lambda mediator: len(mediator.views["v"].queue) == 2)
+        site.writers["one"].commit("INSERT INTO r VALUES (4, 1)")
+        wait_for(server, lambda mediator: len(mediator.views["v"].queue) == 3)
+    client.wait_for_version("v", 3)
+    wait_for(server, lambda _: "view v shows" in caplog.text)
+    position = {
+        version.version: f"{version.source}@{version.position.ordinal}" for version in client.history("v")
+    }
+    shown = [record for record in caplog.records if "view v shows" in record.getMessage()]
+    assert {record.getMessage() for record in shown} == {
+        f"view v shows, at versions 1 to 3: {position[1]} {position[3]}",
+        f"view v shows, at version 2: {position[2]}",
+    }
+    told = {
+        transaction: version
+        for record in shown
+        for transaction, version in zip(record.transactions, record.versions, strict=True)  # type: ignore[attr-defined]
+    }
+    assert told == {transaction: version for version, transaction in position.items() if version}

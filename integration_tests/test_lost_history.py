@@ -5,6 +5,7 @@ The sources' wrappers run on while their databases are replaced, or lose their c
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import subprocess
 import sys
@@ -139,7 +140,10 @@ def test_a_loss_pauses_the_view_and_a_refresh_is_one_version(site: Site, loss: L
 
 
 @pytest.mark.parametrize("loss", [restored_and_written_further, capture_reinstalled, column_added])
-def test_a_loss_is_mended_at_once_where_that_is_wanted(site: Site, loss: Loss) -> None:
+def test_a_loss_is_mended_at_once_where_that_is_wanted(
+    site: Site, loss: Loss, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "mediator")
     server, client = site.mediator(on_lost_history="resync")
     create_followed(site, client)
     expected = loss(site)
@@ -147,6 +151,10 @@ def test_a_loss_is_mended_at_once_where_that_is_wanted(site: Site, loss: Loss) -
     loads = [version for version in client.history("v") if version.version and not version.source]
     assert len(loads) == 1, "read anew as one version, marked as a load"
     wait_for(server, lambda _: client.view("v").state == "maintained")
+    wait_for(server, lambda _: "view v was read anew: " in caplog.text)
+    assert "view v is read anew: source 'one'" in caplog.text
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert [record.getMessage() for record in errors if record.name.startswith("mediator")] == []
     assert from_ipc(client.verify("v").arrow).num_rows == 0
 
 

@@ -373,9 +373,12 @@ class Maintainer:
         log.debug("installed %d views in %.3f s", len(installs), time.monotonic() - started)
         for process, updates in zip(processes, taken, strict=True):
             view = process.view
-            for source, positions in _positions(updates).items():
-                what = f"view {view.name} shows, at version {view.version}"
-                log_transactions(log, what, source, positions, view=view.name, version=view.version)
+            for source, shown in _shown(updates, view.version).items():
+                versions = list(shown.values())
+                first, last = versions[0], versions[-1]
+                what = f"version {last}" if first == last else f"versions {first} to {last}"
+                what = f"view {view.name} shows, at {what}"
+                log_transactions(log, what, source, list(shown), view=view.name, versions=versions)
         self._state.give_room()
         self._acknowledgements.tell()
         return True
@@ -427,10 +430,13 @@ def _rows_in(install: ViewInstall) -> int:
     return rows + (int(install.table.num_rows) if install.table is not None else 0)
 
 
-def _positions(updates: Sequence[Update | DeliveredRun]) -> dict[str, list[Position]]:
-    """The positions of all transactions of these updates, by source."""
-    found: dict[str, list[Position]] = {}
+def _shown(updates: Sequence[Update | DeliveredRun], newest: int) -> dict[str, dict[Position, int]]:
+    """By source, the position of each transaction of these updates, with the version that shows it first."""
+    found: dict[str, dict[Position, int]] = {}
     for update in updates:
-        own = update.positions if isinstance(update, DeliveredRun) else [update.position]
-        found.setdefault(update.source, []).extend(own)
+        if isinstance(update, DeliveredRun):
+            own = {position: update.first_version + i for i, position in enumerate(update.positions)}
+        else:
+            own = {update.position: newest}
+        found.setdefault(update.source, {}).update(own)
     return found

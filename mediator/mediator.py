@@ -246,12 +246,7 @@ class Mediator:
                 continue
             try:
                 version, rows = self._recomputer.refresh(view, lambda *_: None)
-                log.warning(
-                    "view %s lost history and was read anew: %d rows changed, version %d",
-                    view.name,
-                    rows,
-                    version,
-                )
+                log.info("view %s was read anew: %d rows changed, version %d", view.name, rows, version)
                 self._retries.succeeded(view.name)
                 self._on_own_act("refresh", view.name, None)
             except SourceUnavailableError as error:

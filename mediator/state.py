@@ -166,7 +166,10 @@ class MediatorState:
             view.problem = error.message
             view.lost_history = isinstance(error, ResyncRequiredError)
             self.changed.notify_all()
-        log.error("view %s is paused: %s (lockstep view refresh %s)", view.name, error, view.name)
+        if view.lost_history and self.config.on_lost_history == "resync":
+            log.warning("view %s is read anew: %s", view.name, error)
+        else:
+            log.error("view %s is paused: %s (lockstep view refresh %s)", view.name, error, view.name)
 
     @contextmanager
     def acknowledgements_held(self) -> Iterator[None]:

@@ -13,9 +13,17 @@ MOST = 1000
 
 
 def log_transactions(
-    log: logging.Logger, what: str, source: str, positions: Sequence[Position], **extra: object
+    log: logging.Logger,
+    what: str,
+    source: str,
+    positions: Sequence[Position],
+    versions: Sequence[int] = (),
+    **extra: object,
 ) -> None:
-    """Log at level debug what happened to these transactions; costs nothing if that level is off."""
+    """Log at level debug what happened to these transactions; costs nothing if that level is off.
+
+    `versions` are those of a view that show them, one for each.
+    """
     if not positions or not log.isEnabledFor(logging.DEBUG):
         return
     ids = [f"{source}@{position.ordinal}" for position in positions[:MOST]]
@@ -25,5 +33,10 @@ def log_transactions(
         what,
         " ".join(ids),
         f" and {left} more" if left else "",
-        extra={"source": source, "transactions": ids, **extra},
+        extra={
+            "source": source,
+            "transactions": ids,
+            **({"versions": list(versions[:MOST])} if versions else {}),
+            **extra,
+        },
     )

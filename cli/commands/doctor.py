@@ -223,10 +223,11 @@ def _unanswered(address: str, section: ServerSection, needs: str, error: Excepti
 
 def _warehouse(root: Path) -> tuple[str, str]:
     try:
-        from mediator.warehouse.format import check_format
+        from mediator.warehouse.format import check_format, check_takeable
     except ImportError:
         return WARNING, "not checked: the mediator's libraries are not installed here"
     check_format(root)
+    check_takeable(root)
     existing = next(path for path in (root, *root.parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         return WRONG, f"{existing} cannot be written"

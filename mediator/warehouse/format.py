@@ -55,6 +55,22 @@ def check_format(root: Path) -> int:
     return found
 
 
+def check_takeable(root: Path) -> None:
+    """ConfigurationError if the folder holds something else: a new warehouse would be made among that."""
+    if (root / FORMAT_FILE).exists() or not root.is_dir() or (root / "versions").is_dir():
+        return
+    foreign = sorted(path.name for path in root.iterdir() if not _is_harmless(path.name))
+    if foreign:
+        raise ConfigurationError(
+            f"{root} is not empty and no warehouse (it holds {foreign[0]}); name another folder"
+        )
+
+
+def _is_harmless(name: str) -> bool:
+    """Whether a new warehouse may lie beside it: what a start left that was cut off, and what disks hold."""
+    return name.startswith(".") or name in ("lost+found", Path(FORMAT_FILE).with_suffix(".tmp").name)
+
+
 def upgrade(root: Path, disk: Disk) -> None:
     """Bring the warehouse to FORMAT, from whatever older format it has; the caller is the only writer."""
     found = check_format(root)

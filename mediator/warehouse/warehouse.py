@@ -38,7 +38,7 @@ from algebra.position import Position
 from mediator.warehouse import installing, reading, upkeep
 from mediator.warehouse.client_query import ClientQueries, QueryLimits, StopBy
 from mediator.warehouse.disk import Disk
-from mediator.warehouse.format import check_format
+from mediator.warehouse.format import check_format, check_takeable
 from mediator.warehouse.graveyard import Pin
 from mediator.warehouse.lock import WriterLock, upkeep_allowed
 from mediator.warehouse.reached import Reach
@@ -86,6 +86,7 @@ class Warehouse:
             if not (self.root / "versions").is_dir():
                 raise NotFoundError(f"there is no warehouse at {self.root}")
         else:
+            check_takeable(self.root)
             try:
                 disk.make_folder(self.root)
             except OSError as error:

@@ -51,6 +51,22 @@ def test_a_file_is_no_warehouse(tmp_path: Path, read_only: bool) -> None:
         Warehouse(file / "sub", read_only)
 
 
+def test_a_folder_with_something_else_is_no_warehouse(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ConfigurationError, match=r"is not empty and no warehouse \(it holds thesis\.tex\)"):
+        Warehouse(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_new_warehouse_may_be_at_the_top_of_a_disk(tmp_path: Path) -> None:
+    for name in ("lost+found", ".Trash-0"):
+        (tmp_path / name).mkdir()
+    for name in (".lock", "format.tmp"):  # of a first start that was killed
+        (tmp_path / name).touch()
+    Warehouse(tmp_path, durable=False).close()
+    assert formats.format_of(tmp_path) == formats.FORMAT
+
+
 def test_a_warehouse_without_a_number_is_the_first_one(root: Path) -> None:
     (root / "format.json").unlink()
     with Warehouse(root, read_only=True) as warehouse:
