@@ -371,14 +371,9 @@ class Maintainer:
                 counters.lags.extend((record.committed_at - u.observed_at).total_seconds() for u in updates)
         self._state.commit_seconds.add(time.monotonic() - started)
         log.debug("installed %d views in %.3f s", len(installs), time.monotonic() - started)
-        for process, updates in zip(processes, taken, strict=True):
-            view = process.view
-            for source, shown in _shown(updates, view.version).items():
-                versions = list(shown.values())
-                first, last = versions[0], versions[-1]
-                what = f"version {last}" if first == last else f"versions {first} to {last}"
-                what = f"view {view.name} shows, at {what}"
-                log_transactions(log, what, source, list(shown), view=view.name, versions=versions)
+        if log.isEnabledFor(logging.DEBUG):
+            for process, updates in zip(processes, taken, strict=True):
+                _log_shown(process.view, updates)
         self._state.give_room()
         self._acknowledgements.tell()
         return True
@@ -428,6 +423,15 @@ def _settled_row(view: MaintainedView, reflects: Sequence[Update]) -> VersionRow
 def _rows_in(install: ViewInstall) -> int:
     rows = sum(int(pq.read_metadata(path).num_rows) for path in install.files)
     return rows + (int(install.table.num_rows) if install.table is not None else 0)
+
+
+def _log_shown(view: MaintainedView, updates: Sequence[Update | DeliveredRun]) -> None:
+    for source, shown in _shown(updates, view.version).items():
+        versions = list(shown.values())
+        first, last = versions[0], versions[-1]
+        what = f"version {last}" if first == last else f"versions {first} to {last}"
+        what = f"view {view.name} shows, at {what}"
+        log_transactions(log, what, source, list(shown), view=view.name, versions=versions)
 
 
 def _shown(updates: Sequence[Update | DeliveredRun], newest: int) -> dict[str, dict[Position, int]]:
