@@ -33,7 +33,7 @@ from lab.world import World, contents
 from mediator.maintenance import ALGORITHMS
 from mediator.maintenance.contract import Maintenance
 
-PATIENCE = 120.0
+PATIENCE = 240.0
 SINGLE = {name for name, maintenance in ALGORITHMS.items() if maintenance.single_source}
 SEVERAL = set(ALGORITHMS) - SINGLE
 

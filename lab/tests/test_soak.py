@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_short_soak_of_everything(tmp_path: Path) -> None:
     command = ["lab", "soak", "--minutes", "0.5", "--seed", "11", "--dir", str(tmp_path / "soak"), "--json"]
     run = subprocess.run(
-        [sys.executable, "-m", "cli.main", *command], capture_output=True, text=True, cwd=ROOT, timeout=280
+        [sys.executable, "-m", "cli.main", *command], capture_output=True, text=True, cwd=ROOT, timeout=540
     )
     report = json.loads(run.stdout)
     assert run.returncode == 0, run.stdout + run.stderr
