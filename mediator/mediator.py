@@ -214,6 +214,7 @@ class Mediator:
         try:
             self.create_view(spec, lambda *_: None)
             log.info("view %s created", spec.name)
+            self._retries.succeeded(spec.name)
             self._on_own_act("create", spec.name, None)
             return
         except Exception as error:
@@ -251,10 +252,9 @@ class Mediator:
                 self._on_own_act("refresh", view.name, None)
             except SourceUnavailableError as error:
                 log.warning("view %s cannot be read anew yet: %s", view.name, error)
+            except StorageError as error:
+                self._storage_failed(view.name, error)
             except LockstepError as error:
-                if isinstance(error, StorageError):
-                    self._storage_failed(view.name, error)
-                    continue
                 log.error("view %s cannot be read anew: %s", view.name, error)
                 view.lost_history = False
                 self._on_own_act("refresh", view.name, error)
