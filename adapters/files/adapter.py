@@ -263,7 +263,6 @@ class FilesAdapter(Adapter):
                     cycle.replace(name, state.rows(name), note=str(now[name]))
                 for name in moved:
                     cycle.note(name, str(now[name]))
-                state.verify()
                 # Told before it is so: a crash in between must not leave out rows that nobody is told of.
                 self._quarantine.replace(stale, _all(state.malformed))
         except DataError as error:

@@ -6,7 +6,9 @@ us. Nothing may be taken of a write that is under way, and a change must never b
 Chosen way: a file is read through one open descriptor, so that a rename in the meantime changes nothing for
 us; its identity (device, inode, size, times) tells whether it is the one that was looked at. File times tick
 in milliseconds, on some systems in seconds, so a file that was changed a moment ago could change again
-without a trace: its identity is not trusted (`settled`) until it is older than a tick.
+without a trace: its identity is not trusted (`settled`) until it is older than a tick. A file that is gone
+leaves its inode to the next one, so one that seems to have grown may be another: only while a file is held
+open (`HeldFile`) its inode stands for it.
 
 Nothing outside of the folder is ever opened: names are resolved first, links included.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import os
 import stat
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,6 +57,30 @@ class Identity:
 
     def __str__(self) -> str:
         return f"{self.device}.{self.inode}.{self.size}.{self.modified_ns}.{self.changed_ns}"
+
+    def is_like(self, other: Identity) -> bool:
+        """Whether it is the same file, unchanged.
+
+        The time of the last change does not count: it also moves when another file is renamed over this one.
+        """
+        return replace(other, changed_ns=self.changed_ns) == self
+
+    def is_shorter_than(self, other: Identity) -> bool:
+        """Whether the other has this one's inode, and more in it."""
+        return (self.device, self.inode) == (other.device, other.inode) and self.size < other.size
+
+
+class HeldFile:
+    """A file that is kept open, so that no other is given its inode for as long as this object lives."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, descriptor)
+        self._identity = Identity.of(os.fstat(descriptor))
+
+    def is_at(self, identity: Identity) -> bool:
+        """Whether a file that was seen while this one is held is this one."""
+        return (self._identity.device, self._identity.inode) == (identity.device, identity.inode)
 
 
 @dataclass(frozen=True)

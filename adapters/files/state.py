@@ -9,7 +9,8 @@ Chosen way: look at all files twice. If both looks are equal, there was a moment
 them were as they look, and that moment is the state. Then read each through an open descriptor, which must be
 of the file that was seen: a file that is replaced later keeps its old content there, and one that is appended
 to is read up to the size it had. A file that was replaced before it was opened, or changed in place, ends the
-attempt, and everything starts over.
+attempt, and everything starts over. So does one that was appended to between look and opening, but only the
+first time: from then on it is held open, and known to be the one that was seen.
 
 Types are pinned: a prepared relation keeps the types that it was prepared with, whatever its values would be
 taken for now. Only what a file itself declares (column names, Parquet's types) can drift.
@@ -23,8 +24,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import BinaryIO, TypeVar, cast
 
@@ -32,7 +33,7 @@ import pyarrow as pa
 
 from adapters.files.csv_files import CsvReader
 from adapters.files.excel_files import ExcelReader
-from adapters.files.folder import Folder, Identity, Marker, RelationFiles
+from adapters.files.folder import Folder, HeldFile, Identity, Marker, RelationFiles
 from adapters.files.json_files import JsonReader
 from adapters.files.malformed import Malformed, MalformedRow
 from adapters.files.options import EMPTY, TEXT_FORMATS, Options, RelationOptions
@@ -79,20 +80,25 @@ Seen = tuple[Identity, RelationOptions]
 class Memory:
     """What was learned of files, by their names, so that it is not read again and again.
 
-    `unpinned`: the relations whose rows showed that they drifted, with the files that showed it.
+    `unpinned`: the relations whose rows showed that they drifted, with the files that showed it. `growing`:
+    files that had more in them when they were opened than when they were looked at.
     """
 
     shapes: dict[str, tuple[Seen, FileShape | None]] = field(default_factory=dict)
     guesses: dict[str, tuple[Seen, Guess]] = field(default_factory=dict)
     unpinned: dict[str, str] = field(default_factory=dict)
+    growing: dict[str, HeldFile] = field(default_factory=dict)
 
     def keep(self, relations: Mapping[str, RelationFiles]) -> None:
         """Forget all other relations, and the files that none of these has now."""
-        files = {file for relation in relations.values() for file in relation.files}
+        files = {file: seen for relation in relations.values() for file, seen in relation.files.items()}
+        growing = list(self.growing.items())
+        still = {file for file, held in growing if file in files and held.is_at(files[file])}
         for learned, there in (
-            (self.shapes, files),
-            (self.guesses, files),
+            (self.shapes, files.keys()),
+            (self.guesses, files.keys()),
             (self.unpinned, relations.keys()),
+            (self.growing, still),
         ):
             for name in learned.keys() - there:
                 learned.pop(name, None)
@@ -131,7 +137,8 @@ class Note:
 class FolderState(SourceState):
     """The files as they were at one moment; reading them fails with ChangedError if they are no longer so.
 
-    `marker`: of the commit file, if one is configured. `pinned`: the prepared relations.
+    `marker`: of the commit file, if one is configured. `pinned`: the prepared relations. `growing`: files
+    that were held open since before they were looked at.
     """
 
     def __init__(
@@ -142,6 +149,7 @@ class FolderState(SourceState):
         relations: Mapping[str, RelationFiles],
         marker: Marker | None,
         memory: Memory,
+        growing: Mapping[str, HeldFile],
         now_ns: int,
     ) -> None:
         self._folder = folder
@@ -149,6 +157,7 @@ class FolderState(SourceState):
         self._source = source
         self._relations = relations
         self._memory = memory
+        self._growing = growing
         self._now_ns = now_ns
         self.marker = marker
         self.pinned: Mapping[str, Kept] = {}
@@ -159,12 +168,13 @@ class FolderState(SourceState):
     def look(cls, folder: Folder, options: Options, source: str, memory: Memory) -> FolderState:
         """The state of this moment; ChangedError if there was none."""
         now_ns = time.time_ns()
+        growing = dict(memory.growing)
         marker = folder.marker() if options.commit_file else None
         relations = folder.relations()
         if relations != folder.relations() or (options.commit_file and marker != folder.marker()):
             raise ChangedError("the files change while they are looked at")
         memory.keep(relations)
-        return cls(folder, options, source, relations, marker, memory, now_ns)
+        return cls(folder, options, source, relations, marker, memory, growing, now_ns)
 
     @property
     def signature(self) -> str:
@@ -202,11 +212,6 @@ class FolderState(SourceState):
     def absent(self, relations: Mapping[str, Kept]) -> list[str]:
         """Those of the relations that have no file, though they should."""
         return [name for name in relations if self._is_absent(name)]
-
-    def verify(self) -> None:
-        """ChangedError if the commit file is not what it was when this state was taken."""
-        if self._options.commit_file and self._folder.marker() != self.marker:
-            raise ChangedError("the commit file changed while the files were read")
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
@@ -350,6 +355,8 @@ class FolderState(SourceState):
                 task = Task(file, options, schema, options.key, malformed, self._longest)
                 with self._opened(files, file) as opened:
                     yield from READERS[files.format].batches(opened, task)
+        if self._options.commit_file and self._folder.marker() != self.marker:
+            raise ChangedError("the commit file changed while the files were read")
         self.malformed[files.name] = malformed.rows
 
     @contextmanager
@@ -362,12 +369,28 @@ class FolderState(SourceState):
         except FileNotFoundError as error:
             raise ChangedError(f"{file} is gone") from error
         with opened:
-            _check(file, seen, opened, appendable)
+            self._check(file, seen, opened, appendable)
             try:
                 yield cast(BinaryIO, io.BufferedReader(_Prefix(opened, seen.size))) if appendable else opened
             finally:
                 # Also when reading failed: a file that was changed meanwhile explains it better.
-                _check(file, seen, opened, appendable)
+                now = Identity.of(os.fstat(opened.fileno()))
+                if not (seen.is_like(now) or (appendable and seen.is_shorter_than(now))):
+                    raise ChangedError(f"{file} was changed while it was read")
+
+    def _check(self, file: str, seen: Identity, opened: BinaryIO, appendable: bool) -> None:
+        """ChangedError if what was opened is not sure to be the file that was seen."""
+        now = Identity.of(os.fstat(opened.fileno()))
+        if seen.is_like(now):
+            return
+        if appendable and seen.is_shorter_than(now):
+            held = self._growing.get(file)
+            if held is not None and held.is_at(now):
+                return
+            # Appended to, or another file in its inode: after the next look there is no doubt.
+            with suppress(OSError):
+                self._memory.growing[file] = HeldFile(opened)
+        raise ChangedError(f"{file} was changed before it was opened")
 
     @contextmanager
     def _explained(self, relation: str) -> Iterator[None]:
@@ -386,15 +409,6 @@ class FolderState(SourceState):
         except ShapeError as error:
             kind = DataError if relation in self.pinned else ConfigurationError
             raise kind(f"source {self._source!r}: {name} {error}") from error
-
-
-def _check(file: str, seen: Identity, opened: BinaryIO, appendable: bool) -> None:
-    now = Identity.of(os.fstat(opened.fileno()))
-    # Not the time of the last change: it also moves when another file is renamed over this one.
-    same = replace(now, changed_ns=seen.changed_ns) == seen
-    grown = appendable and (now.device, now.inode) == (seen.device, seen.inode) and now.size > seen.size
-    if not same and not grown:
-        raise ChangedError(f"{file} was changed while it was read")
 
 
 class _Prefix(io.RawIOBase):

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -19,8 +19,9 @@ from pyarrow import parquet as pq
 
 from adapters.files import readers
 from adapters.files.csv_files import CsvReader
-from adapters.files.folder import TICK_NS, Folder, Identity
+from adapters.files.folder import TICK_NS, Folder, Identity, RelationFiles
 from adapters.files.readers import Task
+from adapters.files.state import FolderState
 from adapters.files.tests.conftest import MakeAdapter
 from adapters.files.tests.owner import replace_file
 from adapters.files.tests.support import changes, fetch, rows, settle, start
@@ -31,26 +32,38 @@ PATIENT = 30.0
 
 
 class Interference:
-    """Does something to the folder right after a file was opened for reading."""
+    """Does something to the folder right before or after a file is opened for reading."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._todo: list[Callable[[], object]] = []
-        opened = Folder.open
+        self._before: list[Callable[[], object]] = []
+        self._after: list[Callable[[], object]] = []
+        open_, opened = Folder.open, FolderState._opened
 
-        def open_and_interfere(folder: Folder, file: str) -> BinaryIO:
-            found = opened(folder, file)
-            if self._todo:
-                self._todo.pop(0)()
-            return found
+        def interfere_and_open(folder: Folder, file: str) -> BinaryIO:
+            if self._before:
+                self._before.pop(0)()
+            return open_(folder, file)
 
-        monkeypatch.setattr(Folder, "open", open_and_interfere)
+        @contextmanager
+        def open_and_interfere(state: FolderState, files: RelationFiles, file: str) -> Iterator[BinaryIO]:
+            with opened(state, files, file) as found:
+                if self._after:
+                    self._after.pop(0)()
+                yield found
+
+        monkeypatch.setattr(Folder, "open", interfere_and_open)
+        monkeypatch.setattr(FolderState, "_opened", open_and_interfere)
+
+    def before(self, *actions: Callable[[], object]) -> None:
+        """After the file was looked at, when it is about to be opened."""
+        self._before += actions
 
     def next(self, action: Callable[[], object]) -> None:
-        self._todo.append(action)
+        self._after.append(action)
 
     def later(self, action: Callable[[], object]) -> None:
         """After the header was looked at, when the rows are to be read."""
-        self._todo += [lambda: None, action]
+        self._after += [lambda: None, action]
 
 
 @pytest.fixture
@@ -147,24 +160,96 @@ def test_a_file_that_is_changed_in_place_while_it_is_read_is_read_again(
     assert not overwrites
 
 
+@pytest.fixture
+def one_inode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file gets the inode that the one before it has left, which file systems do as they please."""
+    identity = Identity.of
+    monkeypatch.setattr(Identity, "of", lambda found: replace(identity(found), inode=1))
+
+
+@pytest.mark.usefixtures("one_inode")
+def test_a_longer_file_in_the_inode_of_the_one_seen_is_not_taken_for_an_append(
+    make: MakeAdapter, folder: Path, interference: Interference
+) -> None:
+    path = folder / "item.csv"
+    path.write_bytes(b"id\n1\n2\n")
+    settings = {"item": {"columns": {"id": "BIGINT"}}}
+    interference.before(lambda: replace_file(path, b"id\n3\n4\n5\n"))
+    position = start(make(settings), "item")
+    adapter = make(settings)
+    assert rows(adapter, "item") == {(3,): 1, (4,): 1, (5,): 1}
+    replace_file(path, b"id\n6\n")
+    interference.before(lambda: replace_file(path, b"id\n7\n8\n"))
+    assert changes(adapter, position) == [{"item": {(3,): -1, (4,): -1, (5,): -1, (7,): 1, (8,): 1}}]
+
+
+def test_a_file_that_always_grows_is_read(
+    make: MakeAdapter, folder: Path, interference: Interference
+) -> None:
+    """Also one that never is what it was a moment ago, once it is known to be the same file."""
+    path = folder / "item.csv"
+    path.write_bytes(b"id\n1\n")
+    adapter = make({"item": {"columns": {"id": "BIGINT"}}})
+    position = start(adapter, "item")
+    _append(path, b"2\n")
+    interference.before(*[lambda: _append(path, b"3\n")] * 3)
+    assert changes(adapter, position) == [{"item": {(2,): 1, (3,): 1}}]
+    assert changes(adapter, position)[1:] == [{"item": {(3,): 2}}]
+    replace_file(path, b"id\n1\n")
+    assert not any(held.is_at(Identity.of(path.stat())) for held in adapter._memory.growing.values())
+    assert changes(adapter, position)[2:] == [{"item": {(2,): -1, (3,): -3}}]
+    assert not adapter._memory.growing
+
+
+def test_what_is_prepared_while_files_are_published_is_a_state_that_was_published(
+    make: MakeAdapter, folder: Path, interference: Interference
+) -> None:
+    """The second file is changed in place, so that nothing but the commit file tells."""
+    a, b, marker = folder / "a.csv", folder / "b.csv", folder / "DONE"
+    for path in (a, b):
+        path.write_bytes(b"id\n1\n")
+    marker.write_bytes(b"1")
+    settings = {name: {"columns": {"id": "BIGINT"}} for name in ("a", "b")}
+    adapter = make(settings, commit_file="DONE")
+
+    def begin() -> None:
+        marker.unlink()
+        times = b.stat()
+        b.write_bytes(b"id\n2\n")
+        os.utime(b, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    # The headers of both, then the rows of the first.
+    interference.later(lambda: None)
+    interference.next(begin)
+    with pytest.raises(SourceUnavailableError, match="there is no DONE: the files are being changed"):
+        adapter.prepare(["a", "b"])
+    replace_file(a, b"id\n2\n")
+    marker.write_bytes(b"2")
+    start(adapter, "a", "b")
+    assert rows(adapter, "a") == rows(adapter, "b") == {(2,): 1}
+
+
 def test_a_state_of_two_files_is_one_that_was_there(
     make: MakeAdapter, folder: Path, interference: Interference
 ) -> None:
     """Both are appended to while the first is read: the state is that of before, for both."""
     for name in ("a", "b"):
         (folder / f"{name}.csv").write_bytes(b"id\n1\n")
-    adapter = make({name: {"columns": {"id": "BIGINT"}} for name in ("a", "b")})
+    settings = {name: {"columns": {"id": "BIGINT"}} for name in ("a", "b")}
+    adapter = make(settings, patience=PATIENT)
     position = start(adapter, "a", "b")
-    _append(folder / "a.csv", b"2\n")
-    _append(folder / "b.csv", b"2\n")
 
-    def both() -> None:
-        _append(folder / "a.csv", b"3\n")
-        _append(folder / "b.csv", b"3\n")
+    def both(number: int) -> None:
+        _append(folder / "a.csv", b"%d\n" % number)
+        _append(folder / "b.csv", b"%d\n" % number)
 
-    interference.next(both)
-    assert changes(adapter, position) == [{"a": {(2,): 1}, "b": {(2,): 1}}]
-    assert changes(adapter, position)[1:] == [{"a": {(3,): 1}, "b": {(3,): 1}}]
+    both(2)
+    # An attempt ends when `b` is opened, the next one when `a` is: then both are known to be the files seen.
+    interference.next(lambda: both(3))
+    interference.next(lambda: both(4))
+    interference.later(lambda: both(5))
+    assert changes(adapter, position) == [{name: {(i,): 1 for i in (2, 3, 4)} for name in ("a", "b")}]
+    assert changes(adapter, position)[1:] == [{"a": {(5,): 1}, "b": {(5,): 1}}]
 
 
 def test_a_second_file_that_is_replaced_before_it_is_read_starts_the_cycle_over(
@@ -271,6 +356,7 @@ def test_a_change_that_leaves_size_and_times_as_they_were_is_not_overlooked(
         ("item.parquet", None),
         ("item.xlsx", workbook(Sheet1=[["id"], [1]])),
     ],
+    ids=["parquet", "xlsx"],
 )
 def test_a_half_written_file_is_waited_for(
     make: MakeAdapter, folder: Path, name: str, content: bytes | None
