@@ -16,7 +16,7 @@ import pytest
 
 from algebra.arrow_ipc import from_ipc
 from algebra.decompose import Decomposition
-from algebra.errors import INTERNAL_ERROR, PositionTrimmedError, SourceUnavailableError
+from algebra.errors import INTERNAL_ERROR, NotFoundError, PositionTrimmedError, SourceUnavailableError
 from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
 from mediator.acknowledgements import Acknowledgements
 from mediator.config import ViewSpecConfig
@@ -240,6 +240,58 @@ def test_a_paused_view_that_is_dropped_while_it_is_refreshed_is_not_followed(
     drop.join(PATIENCE)
     assert not mediator.warehouse.views()
     assert mediator.channels["one"]._views.is_empty
+
+
+@pytest.mark.parametrize("work", ["refresh", "verify"])
+def test_a_view_that_was_dropped_before_its_refresh_began_leaves_the_new_one_of_its_name_alone(
+    site: Site, work: str
+) -> None:
+    """Who refreshes several views, or waits until one is free, has found them some time before."""
+    server, client = site.mediator()
+    client.create_view("v", ALONE)
+    mediator = inside(server)
+    view = mediator.views["v"]
+    mediator.drop_view("v")
+    client.create_view("v", f"{ALONE} WHERE r.k > 1")
+    with pytest.raises(NotFoundError, match="was dropped"):
+        getattr(mediator._recomputer, work)(view, lambda *_: None)
+    assert client.bag("v") == Counter({(2, 2): 1})
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 3)")
+    client.wait_for_version("v", 1)
+    assert client.bag("v") == Counter({(2, 2): 1, (3, 3): 1})
+    assert from_ipc(client.verify("v").arrow).num_rows == 0
+
+
+def test_a_view_that_is_made_anew_while_others_are_read_anew_is_not_read_anew(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The history of both was lost, and one is read for long: its owner does not wait for the other."""
+    server, client = site.mediator(on_lost_history="resync")
+    client.create_view("a", ALONE)
+    client.create_view("v", ALONE)
+    mediator = inside(server)
+    refresh = mediator._recomputer.refresh
+    refreshed: list[str] = []
+
+    def made_anew_meanwhile(view: MaintainedView, progress: Any) -> tuple[int, int]:
+        refreshed.append(view.name)
+        if view.name == "a":
+            mediator.drop_view("v")
+            client.create_view("v", f"{ALONE} WHERE r.k > 1")
+        return refresh(view, progress)
+
+    monkeypatch.setattr(mediator._recomputer, "refresh", made_anew_meanwhile)
+    acts: list[str] = []
+    mediator.on_own_act(lambda act, name, error: acts.append(f"{act} {name} {error}"))
+    with mediator.changed:
+        for view in mediator.views.values():
+            mediator._state.pause(view, PositionTrimmedError("lost, for a test"))
+    wait_for(server, lambda m: m.views["a"].version == 1)
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 3)")
+    client.wait_for_version("a", 2)
+    client.wait_for_version("v", 1)
+    assert client.bag("v") == Counter({(2, 2): 1, (3, 3): 1})
+    assert (refreshed, acts) == (["a"], ["refresh a None"])
 
 
 def test_a_stored_view_that_cannot_be_taken_up_keeps_no_other_from_it(

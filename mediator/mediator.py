@@ -245,6 +245,8 @@ class Mediator:
         for view in list(self.views.values()):
             if not view.lost_history or not self._retries.is_due(view.name):
                 continue
+            if not self._state.keeps(view):
+                continue  # dropped while others were read
             try:
                 version, rows = self._recomputer.refresh(view, lambda *_: None)
                 log.info("view %s was read anew: %d rows changed, version %d", view.name, rows, version)

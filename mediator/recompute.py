@@ -17,7 +17,13 @@ from algebra.assembly import VERSION
 from algebra.decompose import Decomposition
 from algebra.delta import consolidate
 from algebra.engines.contract import Extent, Relation
-from algebra.errors import ConfigurationError, DataError, SchemaChangedError, SourceUnavailableError
+from algebra.errors import (
+    ConfigurationError,
+    DataError,
+    NotFoundError,
+    SchemaChangedError,
+    SourceUnavailableError,
+)
 from algebra.position import Position
 from algebra.schema import COUNT
 from mediator.config import ViewSpecConfig
@@ -134,6 +140,9 @@ class Recomputer:
     @contextmanager
     def _held(self, view: MaintainedView) -> Iterator[None]:
         with view.installing:
+            if not self._state.keeps(view):
+                # Nothing may be read or installed under its name: that may be another view's by now.
+                raise NotFoundError(f"view {view.name!r} was dropped meanwhile")
             yield
         with self._state.changed:
             self._state.changed.notify_all()
