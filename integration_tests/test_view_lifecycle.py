@@ -341,6 +341,41 @@ def test_a_source_may_not_trim_what_a_view_needs_whose_drop_may_yet_fail(site: S
     assert needed["one"] == mediator.views["w"].vector["one"]
 
 
+@pytest.mark.parametrize("what", ["a drop that failed", "a creation that failed after its commit"])
+def test_a_source_may_not_trim_what_a_stored_view_needs_that_is_not_found_yet(
+    site: Site, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It is looked for now and then, and not while another view is read."""
+    server, client = site.mediator()
+    mediator = inside(server)
+    monkeypatch.setattr(mediator, "_find_detached", lambda: None)
+    client.create_view("w", OTHER)
+    if what == "a drop that failed":
+        client.create_view("v", ALONE)
+
+        def fault(step: str) -> None:
+            if step == "before views.commit":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        mediator.warehouse._store.steps._fault = fault
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            mediator.drop_view("v")
+        mediator.warehouse._store.steps._fault = lambda _: None
+    else:
+        breaks_after_commit(mediator)
+        with pytest.raises(grpc.RpcError, match="the disk reports errors"):
+            client.create_view("v", ALONE)
+    stored = mediator.warehouse.vector("v")["one"]
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 3)")
+    client.wait_for_version("w", 1)
+    with mediator.changed:
+        needed = Acknowledgements(mediator._state)._needed({"w": mediator.views["w"].resume_from})
+    assert needed["one"] == stored < mediator.views["w"].vector["one"]
+    monkeypatch.undo()
+    client.wait_for_version("v", 1)
+    assert client.bag("v") == Counter({(1, 1): 1, (2, 2): 1, (3, 3): 1})
+
+
 def test_folders_of_large_batches_do_not_pile_up(site: Site) -> None:
     """Columns whose names Delta Lake does not take are written anew, so nothing that was staged stays."""
     server, client = site.mediator()

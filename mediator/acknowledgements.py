@@ -97,10 +97,11 @@ class Acknowledgements:
     def _needed(self, positions: Mapping[str, Mapping[str, Position]]) -> dict[str, Position]:
         """The lowest position of each source, over these views and the stored ones that are not kept now.
 
-        A view that is being dropped is among them: if that fails, it is taken up again.
+        A view that is being dropped is among them: if that fails, it is taken up again. So is one that nobody
+        has found yet, after its making or dropping broke half-way.
         """
         needed: dict[str, Position] = {}
-        not_kept = {*self._state.detached, *self._state.changing} - set(positions)
+        not_kept = {stored.name for stored in self._state.warehouse.views()} - set(positions)
         for positions_of_view in [*positions.values(), *map(self._stored, not_kept)]:
             for source, position in positions_of_view.items():
                 needed[source] = min(needed.get(source, position), position)
