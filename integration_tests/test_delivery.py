@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -22,6 +23,7 @@ from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
 from mediator import process, update_queue
 from mediator.acknowledgements import Acknowledgements
 from mediator.open_queries import Query
+from mediator.process import MaintenanceProcess
 from mediator.reported_views import SourceUpdate
 from mediator.views import MaintainedView
 from protos.convert import now
@@ -224,3 +226,57 @@ def test_the_log_names_the_version_of_each_transaction(site: Site, caplog: pytes
         for transaction, version in zip(record.transactions, record.versions, strict=True)  # type: ignore[attr-defined]
     }
     assert told == {transaction: version for version, transaction in position.items() if version}
+
+
+class OpenQueriesOfAProcess(list[Any]):
+    """The maintenance thread removes an answered query in the middle of a channel's look at all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked, self.removed = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[Any]:
+        looking = super().__iter__()
+        if threading.current_thread().name == "channel-two":
+            for first in looking:
+                yield first
+                self.looked.set()
+                self.removed.wait(1)
+                break
+        yield from looking
+
+    def __delitem__(self, index: Any) -> None:
+        self.looked.wait(1)
+        super().__delitem__(index)
+        self.removed.set()
+
+
+def test_an_answer_is_not_overlooked_while_the_one_before_it_is_taken(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would ask for it again, and the view would stand still for ever."""
+    start = MaintenanceProcess.start
+
+    def interrupted(self: MaintenanceProcess) -> None:
+        self._asked = OpenQueriesOfAProcess()
+        start(self)
+
+    monkeypatch.setattr(MaintenanceProcess, "start", interrupted)
+    server, client = site.mediator()
+    client.create_view("v", VIEW, maintenance="psweep")
+    channel = inside(server).channels["two"]
+    ask = channel.ask
+    asked: list[tuple[Query, Future[Answer]]] = []
+
+    def both_at_once(query: Query, answer: Future[Answer]) -> None:
+        asked.append((query, answer))
+        if len(asked) == 2:
+            for given in asked:
+                ask(*given)
+
+    monkeypatch.setattr(channel, "ask", both_at_once)
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
+    site.writers["one"].commit("INSERT INTO r VALUES (4, 2)")
+    wait_for(server, lambda _: len(asked) == 2 and all(answer.done() for _, answer in asked))
+    client.wait_for_version("v", 2)
+    assert client.bag("v") == Counter({(1, 1, 10): 1, (2, 2, 20): 1, (3, 1, 10): 1, (4, 2, 20): 1})

@@ -123,9 +123,11 @@ class MaintenanceProcess:
             case Next():
                 with self._state.changed:
                     message = self._next_message()
+                    if isinstance(message, Answered):
+                        # With the lock held: a channel may be looking there for the query of the next answer.
+                        (index,) = (i for i, (_, _, q) in enumerate(self._asked) if q is message.query)
+                        del self._asked[index]
                 if isinstance(message, Answered):
-                    (index,) = (i for i, (_, _, q) in enumerate(self._asked) if q is message.query)
-                    del self._asked[index]
                     message = self._projected(message)
                 self._go_on(message)
             case Read(columns, values):
