@@ -417,6 +417,24 @@ def test_a_connection_that_breaks_often_does_not_fill_the_mediator(site: Site) -
     wait_for(server, lambda mediator: one.owed == 0)
 
 
+def test_a_transaction_that_overdrew_its_credit_is_not_lent_again_by_a_new_stream(site: Site) -> None:
+    """On a new stream a source begins with no credit, not with a debt; so a debt must not be given back."""
+    server, client = site.mediator(umq_rows=50)
+    client.create_view("v", ALONE)
+    mediator = inside(server)
+    view, one = mediator.views["v"], mediator.channels["one"]
+    with view.installing:
+        site.writers["one"].commit(f"INSERT INTO r VALUES {', '.join(f'({k}, 1)' for k in range(10, 210))}")
+        wait_for(server, lambda _: view.queue.cost == 201)
+        for _ in range(2):
+            break_and_wait(site, server, "one")
+    client.wait_for_version("v", 1)
+    session = site.wrappers["one"]._processor._session
+    assert session is not None
+    wait_for(server, lambda _: one.owed == 0 and session.credit > 0)
+    assert session.credit == mediator.config.credit_rows == 25
+
+
 def test_a_batch_that_is_too_large_for_the_engine_is_tried_in_smaller_ones(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -328,11 +328,12 @@ class SourceChannel:
                 raise OrderingViolationError(f"source {self.source!r} attached twice on one stream")
             self._outgoing = outgoing
             definitions = self._views.begin_stream()
-            self._owed = max(0, self._owed)  # what was granted in advance ended with the stream
+            # The wrapper begins anew, without a debt: so what it had overdrawn is not given back.
+            self._owed = min(self._owed, self._credit_rows)
             self._failure = ""
             self.capabilities = attached.capabilities
             self.state, self.since, self.problem = "connected", now(), ""
-            self._send(pb.ExchangeRequest(credit=pb.Credit(rows=max(0, self._credit_rows - self._owed))))
+            self._send(pb.ExchangeRequest(credit=pb.Credit(rows=self._credit_rows - self._owed)))
             self._send_all(definitions)
             self._send_all(self._queries.ask_again())
             self._lock.notify_all()
