@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mediator.acknowledgements import Acknowledgements
 from mediator.config import ViewSpecConfig
 from mediator.maintainer import Maintainer
 from mediator.mediator import Mediator
+from mediator.service import MediatorService
 from mediator.state import MediatorState
 from mediator.views import MaintainedView, spec_from_json
 from protos.lockstep.v1 import mediator_pb2 as pb
@@ -292,6 +294,37 @@ def test_a_view_that_is_made_anew_while_others_are_read_anew_is_not_read_anew(
     client.wait_for_version("v", 1)
     assert client.bag("v") == Counter({(2, 2): 1, (3, 3): 1})
     assert (refreshed, acts) == (["a"], ["refresh a None"])
+
+
+def test_a_watch_does_not_go_on_with_another_view_of_the_name(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The versions of a view that was made anew are no changes of what the client has seen."""
+    server, client = site.mediator()
+    client.create_view("v", ALONE)
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 3)")
+    client.wait_for_version("v", 1)
+    looked, goes_on = threading.Event(), threading.Event()
+    wait_for_version = MediatorService._wait_for_version
+
+    def late(self: MediatorService, name: str, seen: int, context: grpc.ServicerContext) -> None:
+        looked.set()
+        assert goes_on.wait(PATIENCE)
+        wait_for_version(self, name, seen, context)
+
+    monkeypatch.setattr(MediatorService, "_wait_for_version", late)
+    watch = client.watch("v", 0)
+    assert next(watch)[0].version == 1
+    assert looked.wait(PATIENCE)
+    inside(server).drop_view("v")
+    client.create_view("v", f"{ALONE} WHERE r.k > 1")
+    for k in (4, 5):
+        site.writers["one"].commit(f"INSERT INTO r VALUES ({k}, {k})")
+    wait_for(server, lambda mediator: mediator.warehouse.newest("v").version == 2)
+    goes_on.set()
+    with pytest.raises(grpc.RpcError, match="view 'v' was dropped meanwhile"):
+        next(watch)
+    assert [version.version for version, _ in islice(client.watch("v", 0), 2)] == [1, 2]
 
 
 def test_a_stored_view_that_cannot_be_taken_up_keeps_no_other_from_it(

@@ -239,12 +239,13 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
         self, request: pb.WatchViewRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.WatchViewResponse]:
         warehouse, changed = self._mediator.warehouse, self._mediator.changed
+        view = warehouse.view(request.name)
         newest = warehouse.newest(request.name).version
         seen = request.after if request.HasField("after") else newest
         # A client that leaves must not keep this thread waiting for the next version.
         context.add_callback(lambda: _notify(changed))
         while context.is_active() and not self._mediator.stopping:
-            for record, change in warehouse.changes(request.name, seen):
+            for record, change in warehouse.changes(view, seen):
                 yield pb.WatchViewResponse(version=_version(record), arrow=to_ipc(change))
                 seen = record.version
             self._wait_for_version(request.name, seen, context)

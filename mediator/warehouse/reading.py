@@ -103,16 +103,19 @@ def _versions_between(store: Store, view: StoredView, low: int, high: int) -> tu
 
 
 def changes(
-    store: Store, name: str, after: int, up_to: int | None
+    store: Store, view: StoredView, after: int, up_to: int | None
 ) -> Iterator[tuple[VersionRecord, pa.Table]]:
     """Each version after `after` with its change; checks its arguments before the first one is asked for."""
     with store.lock:
-        view = store.view(name)
-        newest = store.newest(name).version
+        if store.data_now(view) is None:
+            raise _dropped(view)
+        newest = store.newest(view.name).version
     if after < 0:
-        raise PositionTrimmedError(f"the changes of view {name!r} begin after version 0, not after {after}")
+        raise PositionTrimmedError(
+            f"the changes of view {view.name!r} begin after version 0, not after {after}"
+        )
     if after > newest:
-        raise missing_version(name, after, newest)
+        raise missing_version(view.name, after, newest)
     return _changes(store, view, after + 1, newest if up_to is None else min(up_to, newest))
 
 
@@ -121,8 +124,7 @@ def _changes(store: Store, view: StoredView, low: int, high: int) -> Iterator[tu
         with store.lock:
             data = store.data_now(view)
             if data is None:
-                # A view made again under this name has another history, which does not go on from this one.
-                raise NotFoundError(f"view {view.name!r} was dropped meanwhile")
+                raise _dropped(view)
             snapshot = data.snapshot()
             pin, rows_of_versions = _versions_between(store, view, low, min(high, low + _WINDOW_VERSIONS - 1))
         window = _window(store.versions.read(rows_of_versions))
@@ -139,6 +141,11 @@ def _changes(store: Store, view: StoredView, low: int, high: int) -> Iterator[tu
         for version, start, stop in zip(window, bounds, bounds[1:], strict=False):
             yield version, table.slice(start, stop - start)
         low = window[-1].version + 1
+
+
+def _dropped(view: StoredView) -> NotFoundError:
+    """A view made again under this name has another history, which does not go on from this one."""
+    return NotFoundError(f"view {view.name!r} was dropped meanwhile")
 
 
 def _window(found: list[VersionRecord]) -> list[VersionRecord]:

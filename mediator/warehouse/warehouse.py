@@ -266,15 +266,17 @@ class Warehouse:
         return reading.query(self._store, self._queries, sql, versions_of, stop_by, known, caller)
 
     def changes(
-        self, view: str, after: int, up_to: int | None = None
+        self, view: str | StoredView, after: int, up_to: int | None = None
     ) -> Iterator[tuple[VersionRecord, pa.Table]]:
         """Each version after `after`, with its change in normal form: the view's columns and `_count`.
 
         Hidden columns are left out: a version that changed nothing else has no rows here.
         Ends at `up_to`, or at the version that is the newest when this is called. Raises PositionTrimmedError
-        if that history is not there, NotFoundError if `after` does not exist yet.
+        if that history is not there, NotFoundError if `after` does not exist yet, or the view was dropped:
+        who has looked at it before gives that very view, for one that was made again has its name.
         """
-        return reading.changes(self._store, view, after, up_to)
+        stored = self._store.view(view) if isinstance(view, str) else view
+        return reading.changes(self._store, stored, after, up_to)
 
     def pin(self) -> Pin:
         """Keeps every file that is there now until the pin is released; take it before `scan_sql`."""
