@@ -40,13 +40,17 @@ class ScratchFolder:
         if place not in _tidied:
             _remove_abandoned(place)
             _tidied.add(place)
+        self._held = -1
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=f"lockstep-{name}-", suffix=_END, dir=place))
-            self._held = os.open(self.path, os.O_RDONLY)
-            fcntl.flock(self._held, fcntl.LOCK_EX)
-            if self.path.exists():
-                return
-            os.close(self._held)  # somebody took it for abandoned before it was locked
+            # Somebody may take it for abandoned before it is locked.
+            with suppress(FileNotFoundError):
+                self._held = os.open(self.path, os.O_RDONLY)
+                fcntl.flock(self._held, fcntl.LOCK_EX)
+                if self.path.exists():
+                    return
+                os.close(self._held)
+                self._held = -1
 
     def close(self) -> None:
         """Remove the folder with all that is in it; nothing happens the second time."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from algebra.scratch import ScratchFolder
+from algebra.scratch import ScratchFolder, _remove_abandoned
 
 _HOLD = """
 import sys, time
@@ -64,6 +67,54 @@ def test_a_folder_of_this_process_is_not_taken_for_abandoned(
         with ScratchFolder("second", tmp_path) as second:
             assert first.is_dir()
             assert second.is_dir()
+
+
+@pytest.mark.parametrize("call", ["tempfile.mkdtemp", "os.open"])
+def test_a_folder_that_is_taken_for_abandoned_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Another process that makes its first folder looks at this very moment."""
+    ScratchFolder("earlier", tmp_path).close()
+    module, _, name = call.partition(".")
+    function = getattr(sys.modules[module], name)
+
+    def looked_at(*given: Any, **named: Any) -> Any:
+        made = function(*given, **named)
+        monkeypatch.undo()
+        _remove_abandoned(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+        return made
+
+    monkeypatch.setattr(f"algebra.scratch.{call}", looked_at)
+    with ScratchFolder("test", tmp_path) as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_that_could_not_be_made_again_closes_nothing_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ScratchFolder("earlier", tmp_path).close()
+    made: list[str] = []
+    mkdtemp = tempfile.mkdtemp
+
+    def once(**named: Any) -> str:
+        if made:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        made.append(mkdtemp(**named))
+        return made[0]
+
+    def removed(descriptor: int, how: int) -> None:
+        os.rmdir(made[0])
+
+    monkeypatch.setattr("algebra.scratch.tempfile.mkdtemp", once)
+    monkeypatch.setattr("algebra.scratch.fcntl.flock", removed)
+    folder = ScratchFolder.__new__(ScratchFolder)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        folder.__init__("test", tmp_path)  # type: ignore[misc]
+    others = os.open(tmp_path, os.O_RDONLY)
+    folder.close()
+    os.fstat(others)
+    os.close(others)
 
 
 def test_a_folder_is_for_this_user_alone_and_closing_twice_is_fine(tmp_path: Path) -> None:
