@@ -213,6 +213,7 @@ class SparkEngine(Engine):
         if self._owns_session and not self.failure():
             with suppress(Py4JError, OSError, EOFError):  # the Java process is just ending
                 self._session.stop()
+        self._embedded.close()
 
     # What concerns one source's rows alone
 

@@ -175,3 +175,12 @@ def test_a_java_process_that_is_just_ending_is_no_error(error: Exception) -> Non
     engine = SparkEngine(cast(Any, session), EmbeddedEngine(), owns_session=False)
     engine._owns_session = True  # as if it had warmed up
     engine.close()
+
+
+def test_what_is_embedded_beside_spark_ends_with_it() -> None:
+    session = SimpleNamespace(conf={"spark.master": "local[1]"})
+    embedded = EmbeddedEngine()
+    spilled = embedded._spill.path
+    assert spilled.is_dir()
+    SparkEngine(cast(Any, session), embedded, owns_session=False).close()
+    assert not spilled.exists()
