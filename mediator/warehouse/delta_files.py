@@ -117,13 +117,13 @@ class DeltaFiles:
 
     @property
     def end_of_log(self) -> list[Path]:
-        """The newest log entry and the folders on the way to it: they tell all that was committed.
+        """The newest log entry and the folders that lead to it from the one that the table is in.
 
-        Whoever created it may have ended before it was forced to the disk; it is visible all the same.
+        They tell all that was committed. Whoever created the entry may have ended before it was forced to the
+        disk; it is visible all the same.
         """
         log = self.directory / _LOG
-        above = [self.directory, self.directory.parent, self.directory.parent.parent]
-        return [log / f"{self._version:020}.json", log, *above]
+        return [log / f"{self._version:020}.json", log, self.directory, self.directory.parent]
 
     def load(self) -> None:
         """Reads from the log which files the table has; cached rows of known files are kept."""

@@ -57,6 +57,7 @@ def create(
         data.create_state(view, files)
     with store.steps("changes.create"):
         data.create_changes()
+    store.disk.sync([store.data_directory])
     store.define([view], dropped=False)
     size = np.array([counts.sum()], np.int64)
     rows, record = version_rows.build(view, [version], size, size, store.clock())

@@ -70,7 +70,8 @@ def _settle(store: Store, live: Iterable[ViewData]) -> None:
     """
     tables = [store.versions.table, store.definitions.table]
     tables += [table for data in live for table in (data.changes, data.state)]
-    store.disk.sync({store.root, *(path for table in tables for path in table.end_of_log)})
+    logs = (path for table in tables for path in table.end_of_log)
+    store.disk.sync({store.root, store.data_directory, *logs})
 
 
 def _drop_unborn(store: Store) -> None:

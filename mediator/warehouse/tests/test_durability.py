@@ -128,6 +128,20 @@ def test_a_new_warehouse_survives_with_the_folders_above_it(platter: Platter, tm
         assert platter.lost(warehouse.root / "format.json", tmp_path) == []
 
 
+def test_of_folders_above_only_those_are_forced_that_get_a_new_one(
+    platter: Platter, root: Path, tmp_path: Path
+) -> None:
+    """One that is there already is the operator's, and may be one that can be passed and not read."""
+    platter.entries.pop(root.parent)
+    with Warehouse(root) as warehouse:
+        test_faults.install(warehouse)
+        test_faults.create(warehouse)
+        test_faults.compact(warehouse)
+    assert root.parent not in platter.entries
+    Warehouse(tmp_path / "new").close()
+    assert tmp_path in platter.entries
+
+
 def test_what_a_killed_process_left_visible_is_forced_at_the_next_start(platter: Platter, root: Path) -> None:
     """It may have ended between a commit and the force that makes it last; sources are told of it now."""
     for log in root.rglob("_delta_log"):
