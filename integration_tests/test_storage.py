@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -26,6 +27,7 @@ from mediator.backoff import Backoff, Retries
 from mediator.config import ViewSpecConfig
 from mediator.storage_errors import storage_error
 from mediator.warehouse.warehouse import Warehouse
+from wrapper.query_processor import QueryProcessor
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -294,6 +296,37 @@ def test_it_is_told_that_the_disk_works_again_also_if_nothing_waits_to_be_stored
     filler.unlink()
     wait_for(server, lambda _: client.status().problem == "")
     assert health(client.address) == SERVING
+
+
+def test_a_full_disk_of_a_wrapper_is_not_taken_for_the_warehouses(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot answer, for it has to put aside what came since; the mediator's own disk takes versions."""
+    later = QueryProcessor._later
+    full, tried = [True], []
+
+    def put_aside(self: QueryProcessor, *given: Any) -> Any:
+        if full and self.source == "two":
+            tried.append(True)
+            raise StorageError("source 'two': its backlog cannot be put into the temporary folder")
+        return later(self, *given)
+
+    monkeypatch.setattr(QueryProcessor, "_later", put_aside)
+    server, client = site.mediator()
+    told: list[bool] = []
+    inside(server).on_storage(told.append)
+    client.create_view("v", VIEW)
+    client.create_view("w", ALONE)
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
+    wait_for(server, lambda _: len(tried) >= 2)
+    wait_for(server, lambda m: "its backlog cannot be put" in m.channels["two"].problem)
+    client.wait_for_version("w", 1)
+    assert client.status().problem == ""
+    full.clear()
+    client.wait_for_version("v", 1)
+    assert client.bag("v") == Counter({(2, 2, 20): 1, (1, 1, 10): 1, (3, 1, 10): 1})
+    assert told == []
+    assert client.view("v").state == "maintained"
 
 
 def test_a_refresh_that_could_be_stored_ends_the_problem(site: Site) -> None:

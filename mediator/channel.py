@@ -28,6 +28,7 @@ from algebra.errors import (
     LockstepError,
     OrderingViolationError,
     SourceUnavailableError,
+    StorageError,
 )
 from algebra.local_view import LocalView
 from algebra.position import Position
@@ -427,6 +428,9 @@ class SourceChannel:
         prefix = f"source {self.source!r}: "
         text = " ".join(error.message[:LONGEST_ERROR].split())
         found = error_of(error.reason, prefix + text.removeprefix(prefix))
+        if isinstance(found, StorageError):
+            # Its disk, not ours. All that it was asked and told comes again on the next stream.
+            raise SourceUnavailableError(text)
         if error.HasField("query_id"):
             with self._lock:
                 future = self._queries.take(error.query_id)
