@@ -7,9 +7,10 @@ import logging
 import os
 import subprocess
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from adapters.spi import Snapshot
 from algebra.arrow_ipc import from_ipc
 from algebra.errors import StorageError
 from integration_tests.processes import run_lockstep
-from integration_tests.site import ALONE, VIEW, Site, inside, wait_for
+from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
 from integration_tests.test_network import health
 from mediator.backoff import Backoff, Retries
 from mediator.config import ViewSpecConfig
@@ -296,6 +298,31 @@ def test_it_is_told_that_the_disk_works_again_also_if_nothing_waits_to_be_stored
     filler.unlink()
     wait_for(server, lambda _: client.status().problem == "")
     assert health(client.address) == SERVING
+
+
+def test_it_is_told_that_the_disk_works_again_also_while_a_source_does_not_answer(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its view has something to store, but nobody knows when."""
+    server, client = site.mediator(late_seconds=0.5)
+    client.create_view("v", VIEW)
+    adapter = site.wrappers["two"]._adapter
+    snapshot, answers = adapter.snapshot, threading.Event()
+
+    def locked() -> AbstractContextManager[Snapshot]:
+        assert answers.wait(PATIENCE)
+        return snapshot()
+
+    monkeypatch.setattr(adapter, "snapshot", locked)
+    try:
+        site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
+        wait_for(server, lambda mediator: bool(mediator.views["v"].owing))
+        inside(server)._state.write_failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        wait_for(server, lambda _: client.status().problem == "")
+        assert client.view("v").state == "stale"
+    finally:
+        answers.set()
+    client.wait_for_version("v", 1)
 
 
 def test_a_full_disk_of_a_wrapper_is_not_taken_for_the_warehouses(

@@ -92,9 +92,13 @@ class Maintainer:
                 busy = any(p.is_asking for p in self._processes.values())
                 self._state.changed.wait(0.25 if busy else 1.0)
                 due = self._due()
-                if self._state.problem and not (due or busy):
-                    due = [self._try_storage]  # nothing waits that would be stored, and so tell
+                if self._state.problem and not due and not self._is_to_store():
+                    due = [self._try_storage]
         return due
+
+    def _is_to_store(self) -> bool:
+        """Whether something will soon be stored, which tells whether that can be done."""
+        return any(process.is_asking and not process.is_late for process in self._processes.values())
 
     def _try_storage(self) -> None:
         """Look whether versions could be stored again."""
