@@ -19,6 +19,7 @@ from mediator.warehouse.delta_files import CommitConflictError, DataFile, DeltaF
 from mediator.warehouse.graveyard import delete
 from mediator.warehouse.parquet import write_batches
 from mediator.warehouse.records import VERSION, CompactResult, StoredView
+from mediator.warehouse.recovery import recover
 from mediator.warehouse.scan import Scan, ViewSnapshot, counted_scan, rows_of
 from mediator.warehouse.storage import literal, quote
 from mediator.warehouse.store import Store
@@ -118,6 +119,8 @@ def _move_state(store: Store, snapshot: ViewSnapshot, version: int) -> None:
         with store.steps("state.write"):
             files = writer.state_files(version, _tables(store, counted_scan(snapshot, version)))
         with store.lock:
+            if store.failed:
+                recover(store)  # a drop may have failed after its commit, and is not to be undone
             data = store.data_now(snapshot.view)
             if data is None:
                 delete(target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -377,6 +378,33 @@ def test_a_compaction_that_fails_is_known_to_whoever_takes_the_lock_next(
     assert len(set(views["sequence"].to_pylist())) == views.num_rows
     with reopened(warehouse) as again:
         assert [view.name for view in again.views()] == ["right"]
+
+
+@pytest.mark.parametrize("step", ["after log.link", "before log.link"])
+def test_a_drop_that_fails_is_known_to_a_compaction_under_way(
+    warehouse: Warehouse, meanwhile: Interruption, step: str
+) -> None:
+    """The other way round: the view may have ended, and the row that moves its state would bring it back."""
+
+    def fail() -> None:
+        raise Broken
+
+    def drop() -> None:
+        meanwhile.arm(step, fail)
+        with pytest.raises(Broken):
+            warehouse.drop_view("left")
+
+    meanwhile.arm("after state.write", lambda: elsewhere(drop))
+    ended = step == "after log.link"
+    with pytest.raises(NotFoundError, match="'left' was dropped meanwhile") if ended else nullcontext():
+        warehouse.compact("left")
+    views = DeltaTable(str(warehouse.root / "views")).to_pyarrow_table()
+    assert len(set(views["sequence"].to_pylist())) == views.num_rows
+    assert [view.name for view in warehouse.views()] == ["left", "right"][ended:]
+    with reopened(warehouse) as again:
+        assert [view.name for view in again.views()] == ["left", "right"][ended:]
+        for view in again.views():
+            assert at(again, view.name) == full(view.name)
 
 
 def test_a_write_that_is_refused_does_not_hide_that_upkeep_failed(
