@@ -118,6 +118,31 @@ def test_who_may_not_note_what_was_done_goes_on(
         follower.follow()
 
 
+@pytest.mark.parametrize("follows", [False, True])
+def test_who_may_not_ask_for_the_server_knows_the_database(
+    sql: Sql, make: MakeAdapter, database: str, *, follows: bool
+) -> None:
+    """On a server that was hardened, one role prepares and another follows; only one of them may ask."""
+    sql(
+        *ITEM,
+        "DROP ROLE IF EXISTS plain_peer",
+        "CREATE ROLE plain_peer LOGIN REPLICATION",
+        f"GRANT CREATE ON DATABASE {database} TO plain_peer",
+        "GRANT USAGE, CREATE ON SCHEMA public TO plain_peer",
+        "ALTER TABLE item OWNER TO plain_peer",
+        "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC",
+    )
+    users = ("postgres", "plain_peer") if follows else ("plain_peer", "postgres")
+    make("log", user=users[0]).prepare(["item"])
+    sql(
+        "GRANT USAGE ON SCHEMA _lockstep TO plain_peer",
+        "GRANT SELECT ON ALL TABLES IN SCHEMA _lockstep TO plain_peer",
+    )
+    follower = Follower(make("log", user=users[1]))
+    sql("INSERT INTO item VALUES (3, 30, 3)")
+    assert len(follower.follow()) == 1
+
+
 @pytest.mark.parametrize("word", ["ALL", "USER", "_lockstep_insert"])
 def test_triggers_that_were_disabled_for_a_while_are_noticed(sql: Sql, make: MakeAdapter, word: str) -> None:
     sql(*ITEM)
