@@ -112,7 +112,7 @@ class PostgresAdapter(Adapter):
     def catalog(self) -> Catalog:
         self._check_open()
         self._limit.spend()
-        with translated(self.config.name):
+        with translated(self.config.name), self._session.reading():
             # All, so that a relation that does not exist is refused with what does.
             return read_tables(self._session, self._options, None).catalog(self.config.relations)
 

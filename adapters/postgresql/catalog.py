@@ -191,7 +191,7 @@ class SourceTables:
 
 
 def read_tables(session: Session, options: Options, names: Sequence[str] | None) -> SourceTables:
-    """The tables as the session sees them now: those of these relation names, or all."""
+    """The tables as the session's transaction sees them: those of these relation names, or all."""
     only = None if names is None else [*names, *(name.partition(".")[2] for name in names)]
     tables = session.rows(_TABLES, [only, only, only, options.schema])
     oids = [row[0] for row in tables]

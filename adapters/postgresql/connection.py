@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import adbc_driver_manager
@@ -84,6 +84,10 @@ class Session:
             self.rollback()
             raise
         self.run("COMMIT")
+
+    def reading(self) -> AbstractContextManager[None]:
+        """A read transaction: whatever is read inside is of one moment."""
+        return self.transaction("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
     def rollback(self) -> None:
         """End the transaction, if the connection still has one."""

@@ -92,7 +92,8 @@ class LogInstallation:
     def plan(self, names: Sequence[str]) -> Plan:
         """What puts these relations under capture, and mends those that drifted."""
         installed = read_installed(self._control, self._source, LOG)
-        tables = known_tables(self._control, self._options, installed, None)
+        with self._control.reading():
+            tables = known_tables(self._control, self._options, installed, None)
         wanted = tables.select(names)
         for relation in wanted:
             relation.schema_shown(self._source)

@@ -127,7 +127,8 @@ class TriggerCapture(Capture):
     def _plan(self, names: Sequence[str]) -> list[str]:
         session = self._control
         installed = read_installed(session, self._source, TRIGGER)
-        tables = known_tables(session, self._options, installed, None)
+        with session.reading():
+            tables = known_tables(session, self._options, installed, None)
         wanted = tables.select(names)
         for relation in wanted:
             relation.schema_shown(self._source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -314,6 +315,26 @@ def test_a_locked_table_is_waited_for_and_then_unavailable(
             pass
     with adapter.snapshot():
         pass
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_table_that_is_dropped_while_tables_are_read_is_no_error(
+    capture: str, sql: Sql, make: MakeAdapter, server: PostgresServer, database: str
+) -> None:
+    """It is dropped when the tables are known, and before their columns are, which have collations."""
+    sql("CREATE TABLE item (id int PRIMARY KEY)", "CREATE TABLE staging (id int)")
+    adapter = make(capture)
+    for read in (adapter.catalog, lambda: adapter.prepare(["item"])):
+        with ThreadPoolExecutor(1) as pool, server.connect(database) as other:
+            other.execute("BEGIN")
+            other.execute("LOCK TABLE pg_collation IN ACCESS EXCLUSIVE MODE")
+            reading = pool.submit(read)
+            while not (reading.done() or sql("SELECT 1 FROM pg_locks WHERE NOT granted")):
+                pass
+            other.execute("DROP TABLE staging")
+            other.execute("COMMIT")
+            assert reading.result()
+        sql("CREATE TABLE staging (id int)")
 
 
 @pytest.mark.parametrize(
