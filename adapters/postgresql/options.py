@@ -27,7 +27,8 @@ OPTIONS = (
 )
 
 # One text form for every value, whatever the role's or the database's defaults are. With row security off, a
-# policy that would hide rows is an error and not a smaller answer.
+# policy that would hide rows is an error and not a smaller answer. What is only read is read in transactions that
+# say so; capture notes and trims also where the default is to write nothing.
 _SESSION = {
     "search_path": "pg_catalog",
     "client_encoding": "UTF8",
@@ -37,6 +38,7 @@ _SESSION = {
     "extra_float_digits": "1",
     "bytea_output": "hex",
     "row_security": "off",
+    "default_transaction_read_only": "off",
     "standard_conforming_strings": "on",
     "idle_in_transaction_session_timeout": "0",
 }

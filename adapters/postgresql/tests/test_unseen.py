@@ -143,6 +143,21 @@ def test_who_may_not_ask_for_the_server_knows_the_database(
     assert len(follower.follow()) == 1
 
 
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_what_was_done_is_noted_where_the_default_is_to_write_nothing(
+    sql: Sql, make: MakeAdapter, database: str, capture: str
+) -> None:
+    sql(*ITEM, f"ALTER DATABASE {database} SET default_transaction_read_only = on")
+    adapter = make(capture)
+    adapter.prepare(["item"])
+    follower = Follower(adapter)
+    sql("VACUUM FULL item", "INSERT INTO item VALUES (3, 30, 3)")
+    assert len(follower.follow()) == 1
+    adapter.acknowledge(follower.position)
+    sql("CREATE INDEX ON item (v)", "INSERT INTO item VALUES (4, 40, 4)")
+    assert len(follower.follow()) == 1
+
+
 @pytest.mark.parametrize("word", ["ALL", "USER", "_lockstep_insert"])
 def test_triggers_that_were_disabled_for_a_while_are_noticed(sql: Sql, make: MakeAdapter, word: str) -> None:
     sql(*ITEM)
