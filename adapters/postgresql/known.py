@@ -44,6 +44,8 @@ _STAMP = f"""
          WHERE x.indrelid = ANY (o.oids)),
         (SELECT string_agg(p.oid || ' ' || p.xmin, ',' ORDER BY p.oid) FROM pg_publication_rel p
          WHERE p.prrelid = ANY (o.oids)),
+        (SELECT string_agg(s.srsubid || ' ' || s.srrelid, ',' ORDER BY s.srsubid, s.srrelid)
+         FROM pg_subscription_rel s WHERE s.srrelid = ANY (o.oids)),
         (SELECT string_agg(r.number || ' ' || r.xmin, ',' ORDER BY r.number) FROM {RELATIONS} r))
     FROM {META} m, (SELECT %s::oid[] AS oids) o"""
 

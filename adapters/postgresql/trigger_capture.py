@@ -179,11 +179,9 @@ class TriggerCapture(Capture):
         return bool(session.one("SELECT current_setting('max_prepared_transactions') = '0'")[0])
 
     def _check_subscriptions(self, relations: Iterable[SourceRelation]) -> None:
+        fed = _fed(self._control)
         for relation in relations:
-            fed = self._control.one(
-                "SELECT EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = %s::oid)", [relation.oid]
-            )
-            if fed[0]:
+            if _is_fed(relation, fed):
                 raise ConfigurationError(
                     f"source {self._source!r}: {relation.qualified} is fed by a subscription, which fires no"
                     " statement triggers; use capture: log"
@@ -231,6 +229,7 @@ class TriggerCapture(Capture):
                 [OWN],
             )
         )
+        fed = _fed(session)
         for prepared in installed.relations:
             relation = tables.relations.get(prepared.name)
             problem = drift(prepared, relation)
@@ -242,6 +241,8 @@ class TriggerCapture(Capture):
                     prepared.state[oid]["triggers"] != s["triggers"] for oid, s in relation.state.items()
                 ):
                     problem = "had its triggers disabled or altered"
+                elif _is_fed(relation, fed):
+                    problem = "got a subscription, which fires no statement triggers,"
             if problem is not None:
                 problems[prepared.number] = problem
         return problems
@@ -404,6 +405,15 @@ class TriggerCapture(Capture):
         self._waker.wake()
         for session in (self._control, self._reader, self._listener):
             session.close()
+
+
+def _fed(session: Session) -> set[int]:
+    """The tables that are fed by subscriptions."""
+    return {oid for (oid,) in session.rows("SELECT srrelid::int8 FROM pg_subscription_rel")}
+
+
+def _is_fed(relation: SourceRelation, fed: Collection[int]) -> bool:
+    return any(oid in fed for oid in relation.oids)
 
 
 class TriggerHistory(History):

@@ -10,7 +10,7 @@ from adapters.postgresql.tests.conftest import CAPTURES, MakeAdapter, Sql
 from adapters.postgresql.tests.harnesses import OBJECTS
 from adapters.postgresql.tests.support import Follower
 from adapters.servers.postgresql import PostgresServer
-from algebra.errors import PositionTrimmedError, SchemaChangedError
+from algebra.errors import ConfigurationError, PositionTrimmedError, SchemaChangedError
 
 ITEM = (
     "CREATE TABLE item (id int CONSTRAINT item_key PRIMARY KEY, v int, w int)",
@@ -228,6 +228,32 @@ def test_who_does_not_own_the_tables_prepares_without_replicas(
     sql("INSERT INTO item VALUES (3, 30, 3)", "VACUUM FULL item", "TRUNCATE item")
     assert len(follower.follow()) == 2
     adapter.remove()
+
+
+@pytest.mark.parametrize("table", ["item", "sale_1"])
+def test_a_subscription_that_feeds_a_captured_table_is_noticed(
+    sql: Sql, make: MakeAdapter, server: PostgresServer, table: str
+) -> None:
+    """Its rows fire no statement triggers, those that it brings to a partition neither."""
+    sql(*ITEM, *SALE)
+    adapter = make("trigger")
+    adapter.prepare(["item", "sale"])
+    follower = Follower(adapter)
+    publisher = server.create_database()
+    with server.connect(publisher) as there:
+        there.execute(f"CREATE TABLE {table} (id int, v int)")
+        there.execute(f"CREATE PUBLICATION feed FOR TABLE {table}")
+    sql(
+        f"CREATE SUBSCRIPTION feed CONNECTION '{server.url(publisher)}' PUBLICATION feed"
+        " WITH (enabled = false, create_slot = false, slot_name = NONE)"
+    )
+    for again in (adapter, make("trigger")):
+        with again.snapshot() as snapshot, pytest.raises(SchemaChangedError, match="subscription"):
+            snapshot.changes(follower.position)
+    with pytest.raises(ConfigurationError, match="is fed by a subscription"):
+        adapter.prepare(["item"])
+    sql("DROP SUBSCRIPTION feed")
+    server.drop_database(publisher)
 
 
 def copy_of(server: PostgresServer, database: str, target: PostgresServer) -> str:
