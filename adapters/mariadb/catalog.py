@@ -25,7 +25,7 @@ _TABLES = f"""
     WHERE TABLE_SCHEMA = %s AND TABLE_TYPE = 'BASE TABLE' ORDER BY TABLE_NAME"""
 _COLUMNS = """
     SELECT TABLE_NAME, COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, CHARACTER_SET_NAME, COLLATION_NAME, IS_NULLABLE,
-           IS_GENERATED, EXTRA
+           GENERATION_EXPRESSION, EXTRA
     FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s ORDER BY TABLE_NAME, ORDINAL_POSITION"""
 _INDEXES = """
     SELECT TABLE_NAME, INDEX_NAME, NON_UNIQUE, COLUMN_NAME, SUB_PART, INDEX_TYPE
@@ -191,11 +191,13 @@ class CatalogReader:
         return SourceTables(self._source, self._database, tables)
 
     def _column(self, row: tuple[object, ...], place: int) -> SourceColumn:
-        _, name, bare, declared, charset, collation, nullable, _, extra = (
+        _, name, bare, declared, charset, collation, nullable, computed, extra = (
             "" if value is None else str(value) for value in row
         )
         shown = column_type(bare, declared, charset, collation, show_booleans=self._booleans)
         text = f"{declared} {charset}" if charset and bare not in ("enum", "set") else declared
+        if computed:
+            text = f"{text} AS ({computed})"  # of a virtual one, another expression has other values at once
         return SourceColumn(
             name=name,
             declared=text,

@@ -176,6 +176,28 @@ def test_columns_that_are_others_under_the_same_names_are_noticed(
     assert ids(adapter, after) == [[2]]
 
 
+@pytest.mark.parametrize("kind", ["VIRTUAL", "STORED"])
+def test_generated_columns_that_are_computed_anew_are_noticed(source: Source, kind: str) -> None:
+    """A virtual one without the table being rebuilt, or altered instantly."""
+    source.run(
+        f"CREATE TABLE item (id INT PRIMARY KEY, twice INT AS (id * 2) {kind})",
+        "INSERT INTO item (id) VALUES (1)",
+    )
+    adapter, start = source.prepared("trigger", "item")
+    source.run("ALTER TABLE item COMMENT 'x'", "INSERT INTO item (id) VALUES (2)")
+    assert ids(adapter, start) == [[2]]
+    source.run(f"ALTER TABLE item MODIFY twice INT AS (id + id + 1) {kind}")
+    for again in (adapter, source.adapter("trigger")):
+        with pytest.raises(SchemaChangedError, match=r"shop\.item"):
+            entries(again, start)
+    adapter.prepare(["item"])
+    with pytest.raises(ResyncRequiredError):
+        entries(adapter, start)
+    after = position(adapter)
+    source.run("INSERT INTO item (id) VALUES (3)")
+    assert ids(adapter, after) == [[3]]
+
+
 def test_alterations_that_leave_the_values_alone_cost_nobody_the_place(source: Source) -> None:
     """Also where other tables are altered instantly meanwhile; of these, the server keeps one count."""
     source.run(ITEM, OTHER)
