@@ -22,10 +22,10 @@ _TOKEN = r"""
            | /\*M?!(?:\d{{5,6}})? | \*/ )                # the marks around what is no comment for the server
   | (?P<name> `(?:[^`]|``)*` | "(?:{quoted}|[^"]|"")*+" )
   | (?P<string> '(?:{quoted}|[^']|'')*+' )
-  | (?P<word> [\w$\ufffd]+ )
+  | (?P<word> [\w$\x80-\U0010ffff]+ )                   # for the server, all beyond ASCII is a letter
   | (?P<sign> . )"""
 _READINGS = tuple(
-    re.compile(_TOKEN.format(quoted=quoted), re.S | re.X)
+    re.compile(_TOKEN.format(quoted=quoted), re.S | re.X | re.A)
     for quoted in (r"\\.", r"(?!)")  # (?!) is nothing
 )
 _ANY = "\N{REPLACEMENT CHARACTER}"

@@ -95,6 +95,15 @@ def test_truncate_is_told_whatever_the_name_and_the_text(source: Source, name: s
         start = position(adapter)
 
 
+@pytest.mark.parametrize("name", ["preis€", "e\u0301te\u0301", "a·b", "“q”", "a\u00a0b", "日本"])
+def test_truncate_is_told_of_names_without_quotes(source: Source, name: str) -> None:
+    source.run(ITEM.replace("item", name), f"INSERT INTO {name} VALUES (1, 'x')")
+    adapter, start = source.prepared("log", name)
+    source.run(f"TRUNCATE {name}")
+    with pytest.raises(ResyncRequiredError, match="was truncated"):
+        entries(adapter, start)
+
+
 @pytest.mark.parametrize("written", ["tä", "`tä`"])
 def test_truncate_is_told_in_whatever_character_set(source: Source, written: str) -> None:
     source.run(ITEM.replace("item", "tä"), "CREATE TABLE other (id INT)", "INSERT INTO tä VALUES (1, 'x')")
