@@ -408,8 +408,9 @@ class _Reading:
         self._touched = False
 
     def _statement(self, event: Any, found: Event) -> None:
-        text = _text(event.query) if isinstance(event, QueryEvent) else "LOAD DATA"
-        what, name = effect(text, _text(event.schema), self._tables.database, self._relations)
+        schema, text = (event.schema, event.query) if isinstance(event, QueryEvent) else _loaded(event)
+        text = _text(text)
+        what, name = effect(text, _text(schema), self._tables.database, self._relations)
         match what:
             case Effect.COMMIT:
                 self._commit(found)
@@ -458,6 +459,15 @@ class _Reading:
             for i in range(2)
         )
         return [Mark(*row) for row in zip(images.transactions, ids, participants, strict=True)]
+
+
+def _loaded(event: ExecuteLoadQueryEvent) -> tuple[bytes, bytes]:
+    """The schema and the text of a LOAD DATA that is logged as text, which the library leaves unread."""
+    packet: Any = event.packet
+    packet.advance(event.status_vars_length)
+    schema = packet.read(event.schema_length)
+    packet.advance(1)
+    return schema, packet.read(event.event_size - packet.read_bytes)
 
 
 def _text(value: bytes | str) -> str:

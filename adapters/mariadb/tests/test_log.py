@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -148,6 +149,20 @@ def test_changes_that_are_logged_as_text_are_noticed(source: Source) -> None:
     adapter, start = source.prepared("log", "item")
     source.run("SET SESSION binlog_format = 'STATEMENT'", "INSERT INTO item VALUES (1, 'x')")
     with pytest.raises(ResyncRequiredError, match="logged as text"):
+        entries(adapter, start)
+
+
+def test_rows_that_are_loaded_from_a_file_as_text_are_noticed(source: Source, tmp_path: Path) -> None:
+    source.run(ITEM, "CREATE TABLE other (id INT, name TEXT)")
+    adapter, start = source.prepared("log", "item")
+    (tmp_path / "rows").write_text("1\tx\n")
+    with source.connect(local_infile=True).cursor() as writer:
+        writer.execute("SET SESSION binlog_format = 'STATEMENT'")
+        load = f"LOAD DATA LOCAL INFILE '{tmp_path}/rows' INTO TABLE"
+        writer.execute(f"{load} other")
+        assert entries(adapter, start) == []
+        writer.execute(f"{load} item")
+    with pytest.raises(ResyncRequiredError, match=r"shop\.item was changed .* logged as text"):
         entries(adapter, start)
 
 
