@@ -226,10 +226,11 @@ def test_a_restart_of_the_server_is_no_alteration(own_server: MariaDBServer) -> 
     try:
         source.run(ITEM, OTHER, OTHER_INSTANT.format(0))
         _, start = source.prepared("trigger", "item")
+        time.sleep(1.1)  # runs are told apart by the second in which they began
         own_server.restart()
         source.run("INSERT INTO item VALUES (1, 'x')")
         assert ids(source.adapter("trigger"), start) == [[1]]
-        time.sleep(1.1)  # runs are told apart by the second in which they began
+        time.sleep(1.1)
         source.run(*ALTERED["made again"])
         own_server.restart()
         with pytest.raises(SchemaChangedError, match=r"shop\.item was altered without"):
