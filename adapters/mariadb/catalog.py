@@ -15,13 +15,8 @@ from algebra.schema import Catalog, RelationSchema
 OWN_PREFIX = "_lockstep"
 """Names that begin like this are capture's own and never shown."""
 
-JUST_NOW = "?"
-"""Follows a second that is not over for long: more may happen, or have happened, in it."""
-
-_TABLES = f"""
-    SELECT TABLE_NAME, ENGINE, TABLE_ROWS, AUTO_INCREMENT,
-           CONCAT(CREATE_TIME, IF(CREATE_TIME < NOW() - INTERVAL 2 SECOND, '', '{JUST_NOW}'))
-    FROM information_schema.TABLES
+_TABLES = """
+    SELECT TABLE_NAME, ENGINE, TABLE_ROWS, AUTO_INCREMENT, CREATE_TIME FROM information_schema.TABLES
     WHERE TABLE_SCHEMA = %s AND TABLE_TYPE = 'BASE TABLE' ORDER BY TABLE_NAME"""
 _COLUMNS = """
     SELECT TABLE_NAME, COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, CHARACTER_SET_NAME, COLLATION_NAME, IS_NULLABLE,
@@ -74,7 +69,7 @@ class SourceTable:
     """A base table. `all_columns` are those of the table, `columns` those that are shown.
 
     `cascade` names a foreign key by which the server changes rows without telling triggers or the log.
-    `defined`: the second in which its definition was last written, and maybe JUST_NOW.
+    `defined`: the second in which its definition was last written.
     """
 
     name: str

@@ -48,7 +48,7 @@ import pyarrow.compute as pc
 
 from adapters.global_marks import MARKER
 from adapters.mariadb import trigger_layout as layout
-from adapters.mariadb.catalog import JUST_NOW, SourceTable, SourceTables
+from adapters.mariadb.catalog import SourceTable, SourceTables
 from adapters.mariadb.connection import Connection
 from adapters.mariadb.fetch import ResultColumn, Select, batches
 from adapters.mariadb.history import (
@@ -90,8 +90,10 @@ _NUMBERS = f"""
     WHERE {_named_in_file("SUBSTRING_INDEX(NAME, '/', 1)")} = DATABASE() ORDER BY NAME"""
 """The internal number of each table of the database, of a partitioned one several."""
 _ALTERATIONS = "SHOW GLOBAL STATUS LIKE 'Innodb_instant_alter_column'"
-_RUN = "SELECT UUID_SHORT() >> 24"
-"""Differs from one run of the server to the next."""
+_RUN = "SELECT UUID_SHORT() >> 24, NOW() - INTERVAL 2 SECOND"
+"""What differs from one run of the server to the next, and the end of the seconds that are over for long."""
+JUST_NOW = "?"
+"""Follows a second that is not over for long: more may happen, or have happened, in it."""
 _LONG = 160
 """What there is room for of a table's numbers, in letters."""
 
@@ -146,20 +148,29 @@ class Identity:
 
 @dataclass(frozen=True)
 class Definitions:
-    """What the server tells of its tables' definitions, beyond what they are: numbers by table."""
+    """What the server tells of its tables' definitions, beyond what they are: numbers by table.
+
+    `settled`: what was written up to that second was written before its alterations were counted.
+    """
 
     numbers: Mapping[str, str]
     alterations: str
+    settled: str
 
     @classmethod
     def read(cls, connection: Connection) -> Definitions:
-        """As of now. To be read before the tables: an alteration that is counted has been written by then."""
+        """As of now. To be read before the tables: an alteration that is counted has been written by then.
+
+        One that is not may be written by then, however long it takes until the tables are read.
+        """
+        run, settled = connection.row(_RUN)
         ((_, count),) = connection.rows(_ALTERATIONS)
-        return cls(_numbers(connection), f"{connection.value(_RUN)}.{count}")
+        return cls(_numbers(connection), f"{run}.{count}", str(settled))
 
     def identity(self, table: SourceTable) -> Identity:
         """What is to be noted of a table."""
-        return Identity(self.numbers.get(table.name, ""), table.defined, self.alterations)
+        defined = table.defined if table.defined < self.settled else f"{table.defined}{JUST_NOW}"
+        return Identity(self.numbers.get(table.name, ""), defined, self.alterations)
 
 
 class TriggerCapture(Capture):

@@ -9,6 +9,8 @@ import time
 import pytest
 
 from adapters.mariadb.adapter import MariaDBAdapter
+from adapters.mariadb.catalog import SourceTables
+from adapters.mariadb.connection import Connection
 from adapters.mariadb.tests.conftest import Source, entries, position, rows
 from adapters.servers.mariadb import MariaDBServer
 from algebra.errors import ConfigurationError, PositionTrimmedError, ResyncRequiredError, SchemaChangedError
@@ -218,6 +220,26 @@ def test_alterations_that_leave_the_values_alone_cost_nobody_the_place(source: S
     source.run(*ALTERED["made again"])
     with pytest.raises(SchemaChangedError, match=r"shop\.item was altered without"):
         entries(adapter, start)
+
+
+def test_an_alteration_is_noticed_that_comes_while_tables_are_read(source: Source) -> None:
+    """After alterations were counted, and long before the tables are read, as on a slow server."""
+    source.run(ITEM.replace("name", "name VARCHAR(30), more"))
+    time.sleep(3.1)
+    adapter, start = source.prepared("trigger", "item")
+    read = adapter._capture._read_tables
+
+    def slowly(connection: Connection) -> SourceTables:
+        source.run(*ALTERED["made again"])
+        time.sleep(3.1)
+        return read(connection)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(adapter._capture, "_read_tables", slowly)
+        position(adapter)
+    for again in (adapter, source.adapter("trigger")):
+        with pytest.raises(SchemaChangedError, match=r"shop\.item was altered without"):
+            entries(again, start)
 
 
 def test_a_restart_of_the_server_is_no_alteration(own_server: MariaDBServer) -> None:
