@@ -216,4 +216,4 @@ class Session:
         self.marks.confirm(view.last)
         self._seen = (view.last, view.last_nonce)
         if view.source.capture.installed and self._wal.is_lost:
-            self._wal.learn(right_edge(view.connection, LOG))
+            self._wal.learn(right_edge(view.connection, LOG), view.last, view.last_nonce)

@@ -43,6 +43,8 @@ MARK_VALUES = ("x''", "''", "NULL", "x''", "NULL", "''", "''", "x''")
 _TYPE_CODES = {"NULL": 0, "x''": 12, "''": 13}
 RECORD_MARK = bytes([0, *(_TYPE_CODES[value] for value in MARK_VALUES)])
 """The type codes a change log record starts with: the rowid (stored as NULL), then the mark."""
+_INTEGERS = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 8: 0, 9: 0}
+"""The type codes of integers, and how many bytes they take; the last two are 0 and 1 themselves."""
 
 _HEADER = struct.Struct(">IIIIIIII")
 _FRAME = struct.Struct(">IIIIII")
@@ -129,10 +131,10 @@ class WalReader:
         """True if, after a poll, it is unknown which page is the change log's last; `learn` helps."""
         return not self._tree.is_known and (self._generation is not None or self._was_empty)
 
-    def learn(self, edge: Sequence[int]) -> None:
-        """Take the change log's pages from root to last leaf, as seen by a transaction that was already
-        open at the last poll."""
-        self._tree.learn(edge)
+    def learn(self, edge: Sequence[int], row: int, nonce: int) -> None:
+        """Take the change log's pages from root to last leaf, and its last row with the nonce, as seen by a
+        transaction that was already open at the last poll."""
+        self._tree.learn(edge, row, nonce)
 
     def poll(self, root: LogRoot) -> Commits:
         """Every commit since the last poll; a transaction that was open before shows none beyond them."""
@@ -226,7 +228,7 @@ class _LogTree:
     def __init__(self) -> None:
         self._right_child: dict[int, int] = {}
         self._root = self._last_leaf = 0
-        self._row: int | None = None
+        self._last: tuple[int, int | None] | None = None
         self._explored: set[int] = set()
         self._schema: int | None = None
 
@@ -234,25 +236,34 @@ class _LogTree:
         result = _LogTree()
         result._right_child, result._explored = dict(self._right_child), set(self._explored)
         result._root, result._last_leaf, result._schema = self._root, self._last_leaf, self._schema
-        result._row = self._row
+        result._last = self._last
         return result
 
     @property
     def is_known(self) -> bool:
         return self._last_leaf != 0
 
-    def learn(self, edge: Sequence[int]) -> None:
-        """Fill in the edge as the database has it; frames know better about the pages they held."""
+    def learn(self, edge: Sequence[int], row: int, nonce: int) -> None:
+        """Fill in edge and last row as the database has them; frames know better about what they held."""
+        self._last = self._last or (row, nonce)
         for page, child in pairwise(edge):
             if page not in self._explored:
                 self._right_child[page] = child
         self._know(self._edge_from(edge[0], {}))
 
-    def commit(self, written: dict[int, int], pages: int, schema: int | None, root: LogRoot) -> int | None:
+    def commit(
+        self,
+        written: dict[int, int],
+        nonces: dict[int, int | None],
+        pages: int,
+        schema: int | None,
+        root: LogRoot,
+    ) -> int | None:
         """Follow one transaction: the last row if it wrote the last leaf, None if it did not.
 
-        `pages`: how many the database has then. Who writes all of them is VACUUM, which changes no row, or
-        another database that is restored. And a change log never gets shorter.
+        `nonces`: of the last rows of leaves. `pages`: how many the database has then. Who writes all of them
+        is VACUUM, which changes no row, or another database that is restored; only the nonce tells the one
+        from the other if both have as many rows. And a change log never gets shorter.
         """
         is_rewritten = (
             len(written) >= pages - 1
@@ -260,9 +271,12 @@ class _LogTree:
         row = self._last_row(written, schema, root, is_rewritten=is_rewritten)
         if row is None or row == UNKNOWN:
             return row
-        before, self._row = self._row, row
-        if row and before is not None and (row < before or (is_rewritten and row != before)):
-            return _REPLACED
+        nonce = nonces[self._last_leaf]
+        before, self._last = self._last, (row, nonce)
+        if row and before is not None:
+            is_same = nonce is not None and before == self._last
+            if row < before[0] or (is_rewritten and not is_same):
+                return _REPLACED
         return row
 
     def _last_row(
@@ -338,6 +352,7 @@ def _follow(
     frames = bytearray(min(chunk, end - start))
     last_rows: list[int] = []
     written: dict[int, int] = {}
+    nonces: dict[int, int | None] = {}
     schema = None
     for chunk_start in range(start, end, chunk):
         length = min(chunk, end - chunk_start)
@@ -348,7 +363,7 @@ def _follow(
             page, pages_after_commit = _PAGE_AND_COMMIT.unpack_from(frames, frame)
             # Assigning, not a maximum: of a page written several times the last frame counts.
             if frames[content] == _LEAF_PAGE:
-                written[page] = last_log_row(frames, content)
+                written[page], nonces[page] = _last_row(frames, content, generation.page_size)
             elif frames[content] == _INTERIOR_PAGE:
                 written[page] = -int.from_bytes(frames[content + 8 : content + 12])
             else:
@@ -356,34 +371,56 @@ def _follow(
                 if page == 1:
                     schema = int.from_bytes(frames[content + 40 : content + 44])
             if pages_after_commit:
-                row = tree.commit(written, pages_after_commit, schema, root)
-                written, schema = {}, None
+                row = tree.commit(written, nonces, pages_after_commit, schema, root)
+                written, nonces, schema = {}, {}, None
                 if row is not None:
                     last_rows.append(row)
     return None if written else last_rows
 
 
-def last_log_row(page: bytes | bytearray, start: int) -> int:
-    """The largest rowid on a change log leaf page that begins at `start`, or `_OTHER` if it is another page.
+def _last_row(page: bytes | bytearray, start: int, size: int) -> tuple[int, int | None]:
+    """The largest rowid on a change log leaf page that begins at `start`, or `_OTHER` if it is another page,
+    and that row's nonce, or None if it cannot be read there.
 
     Page 1 begins with the file header instead, and so never looks like a leaf of the change log.
     """
     cells = page[start + 3] << 8 | page[start + 4]
     if not cells:
-        return _OTHER
+        return _OTHER, None
     pointer = start + 6 + 2 * cells
-    position = start + (page[pointer] << 8 | page[pointer + 1])
+    cell = position = start + (page[pointer] << 8 | page[pointer + 1])
     try:
         while page[position] & 0x80:  # payload length; at most 5 bytes in practice
             position += 1
         position += 1
         row, position = _varint(page, position)
+        record = position
         while page[position] & 0x80:  # length of the record header
             position += 1
         position += 1
+        if page[position : position + len(RECORD_MARK)] != RECORD_MARK:
+            return _OTHER, None
+        return row, _nonce(page, size, _varint(page, cell)[0], record, position + len(RECORD_MARK))
     except IndexError:
-        return _OTHER
-    return row if page[position : position + len(RECORD_MARK)] == RECORD_MARK else _OTHER
+        return _OTHER, None
+
+
+def _nonce(page: bytes | bytearray, size: int, length: int, record: int, types: int) -> int | None:
+    """The nonce in the record of that length at `record`, whose type codes after the mark begin at `types`.
+
+    None where it may lie on an overflow page, or where a log of the older layout has something else.
+    """
+    relation, sign, nonce = page[types], page[types + 1], page[types + 2]
+    if relation not in _INTEGERS or sign not in _INTEGERS or nonce not in _INTEGERS:
+        return None
+    start = record + _varint(page, record)[0] + _INTEGERS[relation] + _INTEGERS[sign]
+    end = start + _INTEGERS[nonce]
+    # At least so much of a record is on the page itself, however many bytes of each page are reserved.
+    usable = max(480, size - 255)
+    local = length if length <= usable - 35 else (usable - 12) * 32 // 255 - 23
+    if end > record + local:
+        return None
+    return int.from_bytes(page[start:end], signed=True) if end > start else nonce - 8
 
 
 def _varint(page: bytes | bytearray, position: int) -> tuple[int, int]:

@@ -321,7 +321,7 @@ target.close()
 
 @pytest.mark.parametrize("watched", ["each", "lost", "none"])
 @pytest.mark.parametrize("journal", ["wal", "keep"])
-@pytest.mark.parametrize("written_to_backup", [0, 15, 40])
+@pytest.mark.parametrize("written_to_backup", [0, 15, 20, 40])
 def test_a_backup_that_was_restored_into_the_live_file_cuts_no_transaction(
     path: Path, writer: Writer, watched: str, journal: str, written_to_backup: int
 ) -> None:
@@ -366,3 +366,37 @@ def test_a_backup_that_was_restored_into_the_live_file_cuts_no_transaction(
             last = changes(adapter, run.positions[-1])
             assert [p.ordinal - at.ordinal for p in last.positions] == [15, 22]
             assert last.batched == frozenset()
+
+
+def test_a_restore_that_is_the_first_in_the_log_is_batched(path: Path, writer: Writer) -> None:
+    """Of what the backup had been written before, nobody knows in how many transactions."""
+    with captured(path, writer, *SCHEMA, relations=CAPTURED):
+        writer("INSERT INTO narrow (a) VALUES (1), (2)")
+        backup = Backup(path)
+    writer.open(backup.copy)
+    writer("INSERT INTO narrow (a) VALUES (3)", "INSERT INTO narrow (a) VALUES (4)")
+    writer.open(path)
+    with adapter_on(path, CAPTURED) as adapter:
+        start = position(adapter)
+        backup.restore()
+        restored = changes(adapter, start)
+        assert [p.ordinal for p in restored.positions] == [4]
+        assert restored.batched == {0}
+        assert deltas(restored) == [{"narrow": {(3, None): 1, (4, None): 1}}]
+
+
+@pytest.mark.parametrize("page_size", [1024, 4096, 65536])
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+def test_vacuum_cuts_and_joins_no_transactions(
+    path: Path, writer: Writer, page_size: int, wide: bool
+) -> None:
+    table, row = ("wide", "1, hex(zeroblob(40000))" + ", 1" * 38) if wide else ("narrow", "1, 'x'")
+    schema = (f"PRAGMA page_size = {page_size}", *SCHEMA)
+    with captured(path, writer, *schema, relations=CAPTURED) as adapter:
+        position(adapter)
+        writer(f"INSERT INTO {table} VALUES ({row})")
+        start = position(adapter)
+        writer("DELETE FROM narrow", "DELETE FROM wide", "VACUUM", f"INSERT INTO {table} VALUES ({row})")
+        run = changes(adapter, start)
+        assert [p.ordinal - start.ordinal for p in run.positions] == [1, 2]
+        assert run.batched == frozenset()
