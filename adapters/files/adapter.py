@@ -175,6 +175,7 @@ class FilesAdapter(Adapter):
         self._limit.close()
         self._watch.close()
         self._engine.close()
+        self._memory.growing.clear()
 
     # One attempt each
 
@@ -266,9 +267,11 @@ class FilesAdapter(Adapter):
                 # Told before it is so: a crash in between must not leave out rows that nobody is told of.
                 self._quarantine.replace(stale, _all(state.malformed))
         except DataError as error:
+            state.let_go()
             if not fresh:
                 self._refused = (files, error)
             raise
+        state.let_go()
         self._refused = None
 
     def _last_published(self, held: OpenShadow) -> ShadowSnapshot:

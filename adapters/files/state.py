@@ -10,7 +10,8 @@ them were as they look, and that moment is the state. Then read each through an 
 of the file that was seen: a file that is replaced later keeps its old content there, and one that is appended
 to is read up to the size it had. A file that was replaced before it was opened, or changed in place, ends the
 attempt, and everything starts over. So does one that was appended to between look and opening, but only the
-first time: from then on it is held open, and known to be the one that was seen.
+first time: from then on it is held open, and known to be the one that was seen. It is let go once all was read
+and it had not grown again.
 
 Types are pinned: a prepared relation keeps the types that it was prepared with, whatever its values would be
 taken for now. Only what a file itself declares (column names, Parquet's types) can drift.
@@ -158,6 +159,7 @@ class FolderState(SourceState):
         self._relations = relations
         self._memory = memory
         self._growing = growing
+        self._grown: set[str] = set()
         self._now_ns = now_ns
         self.marker = marker
         self.pinned: Mapping[str, Kept] = {}
@@ -212,6 +214,11 @@ class FolderState(SourceState):
     def absent(self, relations: Mapping[str, Kept]) -> list[str]:
         """Those of the relations that have no file, though they should."""
         return [name for name in relations if self._is_absent(name)]
+
+    def let_go(self) -> None:
+        """All is read: hold no file open any longer but those that had grown again when they were opened."""
+        for file in self._memory.growing.keys() - self._grown:
+            self._memory.growing.pop(file, None)
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
@@ -386,6 +393,7 @@ class FolderState(SourceState):
         if appendable and seen.is_shorter_than(now):
             held = self._growing.get(file)
             if held is not None and held.is_at(now):
+                self._grown.add(file)
                 return
             # Appended to, or another file in its inode: after the next look there is no doubt.
             with suppress(OSError):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -198,6 +199,38 @@ def test_a_file_that_always_grows_is_read(
     replace_file(path, b"id\n1\n")
     assert not any(held.is_at(Identity.of(path.stat())) for held in adapter._memory.growing.values())
     assert changes(adapter, position)[2:] == [{"item": {(2,): -1, (3,): -3}}]
+    assert not adapter._memory.growing
+
+
+def test_files_are_held_open_for_as_long_as_they_grow(
+    make: MakeAdapter, folder: Path, interference: Interference
+) -> None:
+    """Of many that are written one after the other, none but the last."""
+    settings = {"item": {"path": "*.csv", "columns": {"id": "BIGINT"}}}
+    (folder / "0.csv").write_bytes(b"id\n")
+    adapter = make(settings)
+    position = start(adapter, "item")
+    for number in range(1, 5):
+        path = folder / f"{number}.csv"
+        path.write_bytes(b"id\n1\n")
+        interference.before(*[lambda: None] * number, partial(_append, path, b"2\n"))
+        assert changes(adapter, position)[number - 1 :] == [{"item": {(1,): 1, (2,): 1}}]
+        assert set(adapter._memory.growing) <= {path.name}
+    (folder / "5.csv").write_bytes(b"id\n1\n")
+    assert changes(adapter, position)[4:] == [{"item": {(1,): 1}}]
+    assert not adapter._memory.growing
+
+
+def test_a_closed_adapter_holds_no_file(make: MakeAdapter, folder: Path, interference: Interference) -> None:
+    path = folder / "item.csv"
+    path.write_bytes(b"id\n1\n")
+    adapter = make({"item": {"columns": {"id": "BIGINT"}}})
+    start(adapter, "item")
+    _append(path, b"2\n")
+    interference.before(*[lambda: _append(path, b"3\n")] * 3)
+    with adapter.snapshot():
+        assert adapter._memory.growing
+    adapter.close()
     assert not adapter._memory.growing
 
 
