@@ -10,8 +10,8 @@ them were as they look, and that moment is the state. Then read each through an 
 of the file that was seen: a file that is replaced later keeps its old content there, and one that is appended
 to is read up to the size it had. A file that was replaced before it was opened, or changed in place, ends the
 attempt, and everything starts over. So does one that was appended to between look and opening, but only the
-first time: from then on it is held open, and known to be the one that was seen. It is let go once all was read
-and it had not grown again.
+first time: from then on it, and all others that have grown since the look, are held open, and known to be
+those that were seen. They are let go once all was read and they had not grown again.
 
 Types are pinned: a prepared relation keeps the types that it was prepared with, whatever its values would be
 taken for now. Only what a file itself declares (column names, Parquet's types) can drift.
@@ -47,7 +47,7 @@ from adapters.shadow.layout import Kept
 from adapters.shadow.store import SourceState
 from adapters.shadow.types import duckdb_name
 from adapters.spi import TRANSACTION
-from algebra.errors import ConfigurationError, DataError
+from algebra.errors import ConfigurationError, DataError, LockstepError
 from algebra.schema import COUNT, Column, RelationSchema
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class Memory:
     """What was learned of files, by their names, so that it is not read again and again.
 
     `unpinned`: the relations whose rows showed that they drifted, with the files that showed it. `growing`:
-    files that had more in them when they were opened than when they were looked at.
+    files that had more in them, when they were to be read, than when they were looked at.
     """
 
     shapes: dict[str, tuple[Seen, FileShape | None]] = field(default_factory=dict)
@@ -395,10 +395,25 @@ class FolderState(SourceState):
             if held is not None and held.is_at(now):
                 self._grown.add(file)
                 return
-            # Appended to, or another file in its inode: after the next look there is no doubt.
             with suppress(OSError):
                 self._memory.growing[file] = HeldFile(opened)
+            self._hold_others()
         raise ChangedError(f"{file} was changed before it was opened")
+
+    def _hold_others(self) -> None:
+        """Appended to, or others in their inodes: after the next look there is no doubt about them.
+
+        All of them now, for each that was found later would end an attempt of its own.
+        """
+        for files in self._relations.values():
+            for file, seen in files.files.items() if files.format in TEXT_FORMATS else ():
+                with suppress(OSError, LockstepError):
+                    now = self._folder.identity(file)
+                    held = self._memory.growing.get(file)
+                    if now is None or not seen.is_shorter_than(now) or (held and held.is_at(now)):
+                        continue
+                    with self._folder.open(file) as opened:
+                        self._memory.growing[file] = HeldFile(opened)
 
     @contextmanager
     def _explained(self, relation: str) -> Iterator[None]:
