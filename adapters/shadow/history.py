@@ -72,7 +72,12 @@ class TrimPolicy:
         self._tried_at = clock()
 
     def is_due(self, position: Position) -> bool:
-        """Whether to try now; asking counts as a try, so that a held file is not tried again at once."""
+        """Whether to try now; asking counts as a try, so that a held file is not tried again at once.
+
+        Positions that go back are of another history, whose numbers began again: none of it is trimmed yet.
+        """
+        if position.ordinal < self._trimmed:
+            self._trimmed = 0
         entries = position.ordinal - self._trimmed
         if not self._trim or entries <= 0:
             return False

@@ -11,6 +11,7 @@ import pytest
 from adapters.duckdb.tests.conftest import MakeAdapter
 from adapters.duckdb.tests.owner import Owner
 from adapters.duckdb.tests.views import changes_after, deltas
+from adapters.shadow.store import shadow_file
 from algebra.errors import PositionTrimmedError, SchemaChangedError
 from algebra.position import ORIGIN, Position
 
@@ -80,6 +81,36 @@ def test_all_history_can_be_trimmed_and_goes_on(history: MakeAdapter, owner: Own
     changes, later = changes_after(adapter, position)
     assert deltas(changes) == [{"u": {(1,): 1}}]
     assert later > position
+
+
+@pytest.mark.parametrize("capture", ["trigger", "diff"])
+@pytest.mark.parametrize("anew", ["prepared", "restored"])
+def test_a_history_whose_numbers_begin_again_is_trimmed(
+    owner: Owner, path: Path, make: MakeAdapter, capture: str, anew: str
+) -> None:
+    owner.write(path, "CREATE TABLE t (n INTEGER)")
+    adapter = make(capture, trim_entries=1)
+    adapter.prepare(["t"])
+    shadow = path.with_name(f"{path.name}.lockstep-shadow")
+    kept = path if capture == "trigger" else shadow_file(shadow)
+    backup = path.with_name("backup")
+    shutil.copy(kept, backup)
+    position = ORIGIN
+    for n in range(5):
+        owner.write(path, f"INSERT INTO t VALUES ({n})")
+        _, position = changes_after(adapter, position)
+        adapter.acknowledge(position)
+    if anew == "prepared":
+        adapter.remove()
+        adapter.prepare(["t"])
+    else:
+        shutil.copy(backup, kept)
+    owner.write(path, "DELETE FROM t", "INSERT INTO t VALUES (6)")
+    _, position = changes_after(adapter, ORIGIN)
+    assert position.ordinal < 5
+    adapter.acknowledge(position)
+    with pytest.raises(PositionTrimmedError, match="trimmed"):
+        changes_after(adapter, ORIGIN)
 
 
 def test_trimming_can_be_switched_off_and_is_lazy(history: MakeAdapter) -> None:
