@@ -141,21 +141,19 @@ class SqliteAdapter(Adapter):
 
     def acknowledge(self, position: Position) -> None:
         """See the contract; trimming is a write in the source, so it is done in lots and may come late."""
-        known = self._acknowledged
-        if known is None or epoch_of(known) != epoch_of(position):
-            self._acknowledged, self._trimmed = position, 0
-        elif known < position:
-            self._acknowledged = position
-        upto = self._acknowledged or position
+        known, self._acknowledged = self._acknowledged, position
+        # One that goes back is of a restored history, of which nothing is trimmed yet.
+        if known is None or epoch_of(known) != epoch_of(position) or position < known:
+            self._trimmed = 0
         due = self._clock() - self._trimmed_at >= _TRIM_SECONDS
-        if upto.ordinal - self._trimmed < (1 if due else _TRIM_ROWS):
+        if position.ordinal - self._trimmed < (1 if due else _TRIM_ROWS):
             return
         self._trimmed_at = self._clock()
         # A source that is busy is trimmed another time.
         with suppress(SourceUnavailableError), self._using() as session:
-            if trim(session.writer, upto, read_state(session.writer).nonce):
-                self._trimmed = upto.ordinal
-                session.marks.forget(upto.ordinal)
+            if trim(session.writer, position, read_state(session.writer).nonce):
+                self._trimmed = position.ordinal
+                session.marks.forget(position.ordinal)
             session.relieve(idle=False)
 
     def wake(self) -> None:

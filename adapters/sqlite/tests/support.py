@@ -58,6 +58,28 @@ class Writer:
         self._process.communicate()
 
 
+class Backup:
+    """Copies of a live database, made and put back by SQLite's backup API, in another process."""
+
+    SCRIPT = """
+import sqlite3, sys
+source, target = (sqlite3.connect(path, timeout=60) for path in sys.argv[1:])
+source.backup(target)
+source.close()
+target.close()
+"""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.copy = path, path.with_name("backup.db")
+        self._run(self._path, self.copy)
+
+    def restore(self) -> None:
+        self._run(self.copy, self._path)
+
+    def _run(self, source: Path, target: Path) -> None:
+        subprocess.run([sys.executable, "-c", self.SCRIPT, str(source), str(target)], check=True)
+
+
 def config(path: Path, relations: tuple[str, ...] | None = None, **options: Any) -> SourceConfig:
     return SourceConfig(SOURCE, "sqlite", f"sqlite:///{path}", relations, options=options)
 

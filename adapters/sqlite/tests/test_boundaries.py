@@ -14,6 +14,7 @@ from adapters.spi import Boundaries
 from adapters.sqlite.adapter import SqliteAdapter
 from adapters.sqlite.tests.support import (
     HERE,
+    Backup,
     Writer,
     adapter_on,
     captured,
@@ -295,28 +296,6 @@ def test_the_write_ahead_log_starts_over_while_it_is_followed(path: Path, writer
             at = position(adapter)
             adapter.acknowledge(at)
         assert len(generations) > 1
-
-
-class Backup:
-    """Copies of a live database, made and put back by SQLite's backup API, in another process."""
-
-    SCRIPT = """
-import sqlite3, sys
-source, target = (sqlite3.connect(path, timeout=60) for path in sys.argv[1:])
-source.backup(target)
-source.close()
-target.close()
-"""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self.copy = path, path.with_name("backup.db")
-        self._run(self._path, self.copy)
-
-    def restore(self) -> None:
-        self._run(self.copy, self._path)
-
-    def _run(self, source: Path, target: Path) -> None:
-        subprocess.run([sys.executable, "-c", self.SCRIPT, str(source), str(target)], check=True)
 
 
 @pytest.mark.parametrize("watched", ["each", "lost", "none"])

@@ -11,6 +11,7 @@ from adapters.registry import create
 from adapters.spi import Boundaries, SourceConfig
 from adapters.sqlite.adapter import SqliteAdapter
 from adapters.sqlite.tests.support import (
+    Backup,
     WriteError,
     Writer,
     adapter_on,
@@ -398,6 +399,28 @@ def test_a_new_history_is_trimmed_from_its_start(path: Path, writer: Writer) -> 
             adapter.acknowledge(Position(10**6, "another"))
             assert writer("SELECT count(*), max(seq) FROM _lockstep_log") == [[1, rows]]
             adapter.remove()
+    finally:
+        adapter.close()
+
+
+def test_a_history_that_was_restored_is_trimmed_from_there(path: Path, writer: Writer) -> None:
+    """What was acknowledged before is further on, and of the history that was given up."""
+    writer(T)
+    clock = Clock()
+    adapter = SqliteAdapter(config(path), clock)
+    try:
+        adapter.prepare(["t"])
+        writer("INSERT INTO t VALUES (1, 'x')")
+        backup = Backup(path)
+        writer(*[f"INSERT INTO t VALUES ({i}, 'x')" for i in range(2, 10)])
+        clock.now += 2
+        adapter.acknowledge(position(adapter))
+        backup.restore()
+        for end in (4, 6):
+            writer(*[f"INSERT INTO t VALUES ({i}, 'y')" for i in range(end - 2, end)])
+            clock.now += 2
+            adapter.acknowledge(position(adapter))
+        assert writer("SELECT count(*), max(seq) FROM _lockstep_log") == [[1, 5]]
     finally:
         adapter.close()
 
