@@ -11,7 +11,7 @@ import pyarrow as pa
 from algebra.arrow_ipc import from_ipc
 from protos.lockstep.v1 import mediator_pb2 as pb
 from protos.lockstep.v1 import mediator_pb2_grpc
-from protos.security.settings import PLAIN
+from protos.security.settings import PLAIN, Connection
 from protos.security.tls import open_channel
 from protos.version import PROTOCOL_VERSION
 
@@ -21,9 +21,9 @@ Bag = Counter[tuple[Any, ...]]
 class Client:
     """Calls a mediator; waits are bounded by gRPC deadlines."""
 
-    def __init__(self, address: str, timeout: float = 240) -> None:
+    def __init__(self, address: str, timeout: float = 240, connection: Connection = PLAIN) -> None:
         self.address = address
-        self._channel = open_channel(address, PLAIN, PROTOCOL_VERSION)
+        self._channel = open_channel(address, connection, PROTOCOL_VERSION)
         self.stub = mediator_pb2_grpc.MediatorServiceStub(self._channel)
         self._timeout = timeout
 

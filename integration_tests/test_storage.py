@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from grpc_health.v1 import health_pb2
 
 from adapters.spi import Snapshot
 from algebra.arrow_ipc import from_ipc
-from algebra.errors import StorageError
+from algebra.errors import INTERNAL_ERROR, StorageError
+from integration_tests.client import Client
 from integration_tests.processes import run_lockstep
 from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
 from integration_tests.test_network import health
@@ -29,6 +30,8 @@ from mediator.backoff import Backoff, Retries
 from mediator.config import ViewSpecConfig
 from mediator.storage_errors import storage_error
 from mediator.warehouse.warehouse import Warehouse
+from protos.security.settings import Connection, ServerSecurity
+from protos.security.tokens import TokenFile
 from wrapper.query_processor import QueryProcessor
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -354,6 +357,61 @@ def test_a_full_disk_of_a_wrapper_is_not_taken_for_the_warehouses(
     assert client.bag("v") == Counter({(2, 2, 20): 1, (1, 1, 10): 1, (3, 1, 10): 1})
     assert told == []
     assert client.view("v").state == "maintained"
+
+
+def test_only_who_manages_is_told_where_on_the_disk_and_nobody_an_exceptions_words(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Folders of the warehouse are called like their views, of which a reader may know none but its own."""
+    tokens = TokenFile(site.directory / "tokens.json")
+    scopes = {"boss": "manage", "ann": "read:v"}
+    given = {name: tokens.create(name, [scope]) for name, scope in scopes.items()}
+    server, client = site.mediator(security=ServerSecurity(tokens=tokens.path))
+    mediator = inside(server)
+    mediator.create_view(ViewSpecConfig("v", ALONE), lambda *_: None)
+    payroll = str(mediator.warehouse.root / "data" / "payroll-1")
+    errors: list[Exception] = [OSError(errno.EIO, os.strerror(errno.EIO), payroll)]
+
+    def broken(*_: object) -> None:
+        raise errors[-1]
+
+    mediator.warehouse.try_writing = broken  # type: ignore[method-assign]
+    mediator.warehouse.history = broken  # type: ignore[assignment, method-assign]
+    mediator._state.write_failed(errors[-1])
+    with ExitStack() as stack:
+        clients = {
+            name: stack.enter_context(closing(Client(client.address, PATIENCE, Connection(token=token))))
+            for name, token in given.items()
+        }
+        for name, place in {"boss": payroll, "ann": "the warehouse"}.items():
+            with pytest.raises(grpc.RpcError) as refused:
+                clients[name].history("v")
+            for said in (clients[name].status().problem, refused.value.details()):
+                assert str(said).startswith(f"{place}: the disk reports errors")
+        errors.append(ValueError("odd value 'canary'"))
+        wait_for(server, lambda _: clients["boss"].status().problem == INTERNAL_ERROR)
+        assert clients["ann"].status().problem.startswith("the warehouse: it does not take what is written")
+    assert "canary" in caplog.text
+
+
+def test_a_stored_view_that_cannot_be_read_does_not_tell_where_it_lies(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, client = site.mediator()
+    client.create_view("v", ALONE)
+    server.stop(0)
+    place = str(site.warehouse / "reached.json")
+
+    def broken(self: Warehouse, view: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), place)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Warehouse, "resume_from", broken)
+        server, client = site.mediator()
+        wait_for(server, lambda _: "the disk reports errors" in client.view("v").problem)
+        assert client.view("v").problem.startswith("the warehouse: the disk")
+    assert place in caplog.text
+    wait_for(server, lambda _: client.view("v").state == "maintained")
 
 
 def test_a_refresh_that_could_be_stored_ends_the_problem(site: Site) -> None:

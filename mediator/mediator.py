@@ -41,7 +41,7 @@ from mediator.maintainer import Maintainer
 from mediator.recompute import Recomputer, Verification
 from mediator.reported_views import SourceUpdate
 from mediator.state import MediatorState
-from mediator.storage_errors import disk_problem, storage_error
+from mediator.storage_errors import disk_problem, storage_error, without_place
 from mediator.views import MaintainedView, decomposed, spec_from_json, spec_to_json
 from mediator.warehouse.client_query import QueryLimits
 from mediator.warehouse.records import VersionRow
@@ -202,11 +202,14 @@ class Mediator:
                 self._state.detached.pop(name, None)
         except Exception as error:
             problem = self._as_known(error)
+            # Whoever may read the view is told, and need not know where the warehouse lies.
+            stored = isinstance(problem, StorageError)
+            told = without_place(problem.message) if stored else problem.message
             with self.changed:
-                if self._state.detached.get(name, problem.message) == problem.message:
+                if self._state.detached.get(name, told) == told:
                     return  # told before, or it was dropped meanwhile
-                self._state.detached[name] = problem.message
-            if problem is not error:
+                self._state.detached[name] = told
+            if problem is not error or stored:
                 log.error("view %s cannot be taken up, and is tried again", name, exc_info=error)
 
     def _try_create(self, spec: ViewSpecConfig) -> None:

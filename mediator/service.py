@@ -12,12 +12,18 @@ from typing import Any, TypeVar
 import grpc
 
 from algebra.arrow_ipc import schema_to_ipc, to_ipc
-from algebra.errors import INTERNAL_ERROR, ForbiddenError, LockstepError, ViewDefinitionError
+from algebra.errors import (
+    INTERNAL_ERROR,
+    ForbiddenError,
+    LockstepError,
+    StorageError,
+    ViewDefinitionError,
+)
 from algebra.position import Position
 from mediator.config import ViewSpecConfig
 from mediator.explain import explanation, maintenance
 from mediator.mediator import Mediator
-from mediator.storage_errors import storage_error
+from mediator.storage_errors import storage_error, without_place
 from mediator.views import MaintainedView, spec_from_json
 from mediator.warehouse.query import NoSuchViewError
 from mediator.warehouse.records import VersionRecord
@@ -50,7 +56,7 @@ def _unary(method: Method) -> Method:
             found = storage_error(error, "the warehouse")
             if found is None:
                 raise
-            abort(context, found)
+            abort(context, self.told(found, context))
 
     return guarded  # type: ignore[return-value]
 
@@ -115,9 +121,13 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
         return [stored.name for stored in self._mediator.warehouse.views()]
 
     def told(self, error: LockstepError, context: grpc.ServicerContext) -> LockstepError:
-        """The error as its caller may hear it: of views that it may not know of it learns no name."""
+        """The error as its caller may hear it: of views that it may not know of it learns no name, and where
+        the warehouse lies is for those who look after it."""
+        principal = call_of(context).principal
         if isinstance(error, NoSuchViewError):
-            return NoSuchViewError(error.name, self._seen_by(call_of(context).principal))
+            return NoSuchViewError(error.name, self._seen_by(principal))
+        if isinstance(error, StorageError) and not principal.may(Verb.MANAGE, ""):
+            return StorageError(without_place(error.message))
         return error
 
     @_unary
@@ -130,10 +140,11 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
     def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.GetStatusResponse:
         mediator = self._mediator
         principal = call_of(context).principal
+        manages = principal.may(Verb.MANAGE, "")
         response = pb.GetStatusResponse(
             engine=mediator.config.engine,
             # Where it lies on the server's disk is for those who look after it.
-            warehouse=mediator.config.warehouse if principal.may(Verb.MANAGE, "") else "",
+            warehouse=mediator.config.warehouse if manages else "",
             memory_bytes=resident_bytes(),
             peak_memory_bytes=peak_bytes(),
             waiting_rows=mediator.waiting_rows,
@@ -146,12 +157,13 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
                 extent_rows=mediator.config.extent_rows,
             ),
         )
-        response.problem, problem_since = mediator.storage_problem
+        problem, problem_since = mediator.storage_problem
+        response.problem = problem if manages or not problem else without_place(problem)
         if problem_since is not None:
             response.problem_since.FromDatetime(problem_since)
         response.started_at.FromDatetime(mediator.started_at)
         # Who may read some views only has no business with where their rows come from.
-        all_seen = principal.may(Verb.READ, "") or principal.may(Verb.MANAGE, "")
+        all_seen = principal.may(Verb.READ, "") or manages
         for channel in mediator.channels.values() if all_seen else ():
             status = response.sources.add(
                 source=channel.source,

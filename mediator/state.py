@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from algebra.engines.contract import Engine
-from algebra.errors import LockstepError, ResyncRequiredError
+from algebra.errors import INTERNAL_ERROR, LockstepError, ResyncRequiredError
 from mediator.channel import SourceChannel
 from mediator.config import MediatorConfig
 from mediator.storage_errors import storage_error
@@ -42,10 +42,11 @@ class MediatorState:
     changing: set[str] = field(default_factory=set)
     """Views that are being made or dropped."""
     problem: str = ""
-    """Why versions cannot be stored now; empty if they can."""
+    """Why versions cannot be stored now, as callers who manage are told; empty if they can."""
     problem_since: datetime | None = None
     on_storage: Callable[[bool], None] = lambda _: None
     """Told whether versions can be stored, when that changes."""
+    _logged_problem: str = ""
     holds: int = 0
     """How many loads still need history that sources would trim if it were acknowledged."""
     commit_seconds: Distribution = field(default_factory=lambda: Distribution(SECONDS))
@@ -139,26 +140,32 @@ class MediatorState:
 
     def write_failed(self, error: Exception) -> None:
         """A write to the warehouse failed, by the disk's fault or another."""
-        found = storage_error(error, str(self.warehouse.root))
-        self.storage_failed(found.message if found else f"{type(error).__name__}: {error}")
+        found = storage_error(error, str(self.warehouse.root)) or error
+        if isinstance(found, LockstepError):
+            self.storage_failed(str(found), found.message)
+        else:
+            self.storage_failed(f"{type(error).__name__}: {error}", INTERNAL_ERROR)
 
-    def storage_failed(self, problem: str) -> None:
-        """Versions cannot be stored: nothing is lost, and they are tried again until they can."""
+    def storage_failed(self, problem: str, told: str = "") -> None:
+        """Versions cannot be stored: nothing is lost, and they are tried again until they can.
+
+        `told` is what callers hear of it, where the log has more.
+        """
         with self.changed:
             if not self.problem:
                 self.problem_since = now()
                 self.on_storage(False)
-            if self.problem != problem:
+            if self._logged_problem != problem:
                 log.error("versions cannot be stored and will be tried again: %s", problem)
-            self.problem = problem
+            self.problem, self._logged_problem = told or problem, problem
 
     def storage_works(self) -> None:
         """Versions can be stored (again)."""
         with self.changed:
             if self.problem:
-                log.info("versions can be stored again, after: %s", self.problem)
+                log.info("versions can be stored again, after: %s", self._logged_problem)
                 self.on_storage(True)
-            self.problem, self.problem_since = "", None
+            self.problem, self._logged_problem, self.problem_since = "", "", None
 
     def pause(self, view: MaintainedView, error: LockstepError) -> None:
         """Stop keeping a view until it is refreshed; what it holds stays readable."""

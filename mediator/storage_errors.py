@@ -50,6 +50,12 @@ def disk_problem(error: BaseException | None) -> str:
     return next((_WHAT_TO_DO[number] for number in numbers if number is not None), "")
 
 
+def without_place(text: str) -> str:
+    """What a line of `storage_error` says, for those who may not know where the warehouse lies."""
+    what = next((what for what in _WHAT_TO_DO.values() if what in text), "it does not take what is written")
+    return f"the warehouse: {what} (versions are kept back, nothing is lost)"
+
+
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
