@@ -15,13 +15,14 @@ on; who comes later waits.
 
 from __future__ import annotations
 
+import logging
 import signal
 import tempfile
 import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ import pyarrow as pa
 
 from algebra.errors import (
     ConfigurationError,
+    DataError,
     LimitExceededError,
     LockstepError,
     RefusedError,
@@ -42,6 +44,8 @@ from mediator.warehouse.query_process import ProcessEndedError, ProcessError, Qu
 from mediator.warehouse.query_worker import ROW_BYTES
 from mediator.warehouse.scan import Scan
 from mediator.warehouse.storage import literal, quote
+
+log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.05
 
@@ -69,7 +73,7 @@ class Question:
 
     sql: str
     views: Mapping[str, Scan]
-    files: Iterable[Path]
+    files: Collection[Path]
 
 
 class ClientQuery:
@@ -80,6 +84,8 @@ class ClientQuery:
         self._deadline = time.monotonic() + limits.seconds if limits.seconds else None
         self._reason: LockstepError | None = None
         self._process: QueryProcess | None = None
+        self._paths: Sequence[str] = ()
+        """Of its files; where they lie is not for its caller to know."""
         self.held = ExitStack()
         self.close = weakref.finalize(self, self.held.close)
         """Gives everything back; may be called twice."""
@@ -112,6 +118,7 @@ class ClientQuery:
         """Gives the question to a process; the schema of what it answers."""
         # Whatever DuckDB puts onto the disk has to go with it, also if it is killed.
         spill = self.held.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-query-"))
+        self._paths = [spill, *map(str, question.files)]
         try:
             process = spare.take()
         except OSError as error:
@@ -163,6 +170,11 @@ class ClientQuery:
             "Out of Memory Error"
         ):
             return self._out_of_memory()
+        if any(path in str(error) for path in self._paths):
+            log.error("a query could not use its files: %s", one_line(error))
+            return DataError(
+                "a file that the query needs cannot be used; the log of the mediator tells which"
+            )
         kind = getattr(duckdb, error.kind, None)
         if isinstance(kind, type) and issubclass(kind, duckdb.Error):
             return query_error(kind(str(error)))

@@ -177,6 +177,21 @@ def test_a_query_that_fails_while_it_runs(shop: Warehouse) -> None:
         shop.query(late)[0].read_all()
 
 
+@pytest.mark.parametrize(
+    "content", [None, b"", b"PAR1" + 200 * b"x" + b"PAR1"], ids=["gone", "empty", "garbled"]
+)
+def test_a_file_that_cannot_be_read_is_named_in_the_log_alone(
+    shop: Warehouse, caplog: pytest.LogCaptureFixture, content: bytes | None
+) -> None:
+    for file in shop.snapshot("orders").files:
+        file.unlink() if content is None else file.write_bytes(content)
+    with pytest.raises(DataError) as refused:
+        shop.query("SELECT * FROM orders")[0].read_all()
+    assert "a file that the query needs cannot be used" in str(refused.value)
+    assert str(shop.root) not in refused.value.message
+    assert str(shop.root) in caplog.text
+
+
 def test_the_second_fence_holds_without_the_first(shop: Warehouse, tmp_path: Path) -> None:
     secret = tmp_path / "secret.csv"
     secret.write_text("a\n1\n")
