@@ -10,6 +10,7 @@ Chosen way: the process that takes in a secret says so (`remember`), and the few
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Mapping
@@ -71,14 +72,29 @@ def secret_parameters(url: str) -> dict[str, str]:
 
 
 def remember(secret: str) -> None:
-    """Have a secret blotted out of every text from now on, also where it is written percent-encoded."""
+    """Have a secret blotted out of every text from now on, also where it is written percent-encoded, quoted
+    as Python or JSON do, or with its blanks and line breaks as single blanks."""
     with _lock:
         _remembered.update(s for s in _spellings(secret) if len(s) >= SHORTEST)
         _compile()
 
 
 def _spellings(secret: str) -> set[str]:
-    return {secret, unquote(secret), unquote_plus(secret), quote(secret, safe=""), quote_plus(secret)}
+    as_it_is = {secret, unquote(secret), unquote_plus(secret)}
+    quoted = {spell(text) for text in as_it_is for spell in (_in_python, _in_json, _on_one_line)}
+    return {*as_it_is, *quoted, quote(secret, safe=""), quote_plus(secret)}
+
+
+def _in_python(text: str) -> str:
+    return repr(text)[1:-1]
+
+
+def _in_json(text: str) -> str:
+    return json.dumps(text)[1:-1]
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _compile() -> None:

@@ -48,7 +48,7 @@ class _OneLine(logging.Formatter):
         return text if self._traces else " ".join(text.splitlines())
 
     def formatException(self, ei: Any) -> str:
-        return visible_lines(super().formatException(ei))
+        return visible_lines(redacted(super().formatException(ei)))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         # A message may repeat what a client sent; without line breaks it cannot pass for other records.

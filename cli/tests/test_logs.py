@@ -51,6 +51,24 @@ def test_a_trace_keeps_its_lines_and_a_secret_with_a_line_break_is_hidden(
 
 
 @pytest.mark.parametrize("form", list(LogFormat))
+@pytest.mark.parametrize("secret", ["tab\tcanary", "bell\x07canary", "back\\canary", "two  blanks, canary"])
+def test_a_secret_is_hidden_however_it_is_spelled(
+    capsys: pytest.CaptureFixture[str], secret: str, form: LogFormat
+) -> None:
+    """Control characters are spelled out in traces, and exceptions quote what they name as Python does."""
+    remember(secret)
+    logs.configure(LogLevel.INFO, debug=True, form=form)
+    try:
+        raise KeyError(secret) from ValueError(f"no port: {secret}")
+    except KeyError as error:
+        logging.getLogger("a").exception("it broke: %r, %s", secret, " ".join(secret.split()))
+        logs.redacted_trace(type(error), error, None)
+    said = capsys.readouterr().err
+    assert "canary" not in said
+    assert "no port: ***" in said
+
+
+@pytest.mark.parametrize("form", list(LogFormat))
 def test_sql_of_a_client_is_not_logged_by_the_parser(
     capsys: pytest.CaptureFixture[str], form: LogFormat
 ) -> None:
