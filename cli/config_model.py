@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from enum import StrEnum
 from typing import Annotated, Any
@@ -71,8 +72,12 @@ def _check_usable(value: Any) -> None:
     """Raise ValueError for texts and numbers that YAML can write and nothing behind it can take."""
     if isinstance(value, str) and "\0" in value:
         raise ValueError("holds the character NUL")
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError("holds characters that no text has")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("is a number of more than 64 bits")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("is not a finite number")
     if isinstance(value, dict):
         for key, item in value.items():
             _check_usable(key)
@@ -210,10 +215,12 @@ class MediatorSection(ServerSection):
     extent_rows: Annotated[int, Field(ge=1_000_000)] = 1_000_000_000
     """Rows that one source may send when a view is made, verified or refreshed; counted alike, and each
     message as 16,384 at least. A source that sends more is refused."""
-    keepalive_seconds: Annotated[float, Field(ge=0)] = 5.0
-    late_seconds: Annotated[float, Field(gt=0)] = 10.0
+    keepalive_seconds: Annotated[float, Field(ge=0, le=2_000_000)] = 5.0
     """Seconds that a connection to a wrapper may be silent before it is probed; it is given up after as many
-    again. 0 never probes."""
+    again. 0 never probes. gRPC counts no more milliseconds than 32 bits hold."""
+    late_seconds: Annotated[float, Field(gt=0)] = 10.0
+    """Seconds that views of one round wait for one whose source does not answer; then they go on without
+    it."""
     query_seconds: Annotated[float, Field(ge=0)] = 300.0
     """Seconds that a client's query may take until its last row has been read. 0: any time."""
     query_memory: Size = "1GiB"

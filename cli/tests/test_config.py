@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -170,6 +171,22 @@ BAD = {
         f"sources: {{a: {{adapter: a, url: x, options: {{poll: {2**63}}}}}}}",
         "shop.yaml: sources.a.options: is a number of more than 64 bits",
     ),
+    "a number without end": (
+        "mediator: {query_seconds: .inf}",
+        "shop.yaml: mediator.query_seconds: is not a finite number",
+    ),
+    "no number in an option": (
+        "sources: {a: {adapter: a, url: x, options: {poll: [.nan]}}}",
+        "shop.yaml: sources.a.options: is not a finite number",
+    ),
+    "more seconds than gRPC counts": (
+        "mediator: {keepalive_seconds: 1.0e+10}",
+        "shop.yaml: mediator.keepalive_seconds: input should be less than or equal to 2000000",
+    ),
+    "half a character": (
+        'mediator: {audit: "a\\ud800b"}',
+        "shop.yaml: mediator.audit: holds characters that no text has",
+    ),
     "unclosed": (
         "mediator: {warehouse: '${HOME'}",
         "shop.yaml: mediator.warehouse: '${' starts no",
@@ -183,6 +200,13 @@ def test_a_problem_is_one_line(write: Write, text: str, expected: str) -> None:
         config.load(write(text), {})
     assert str(caught.value).startswith(expected)
     assert "\n" not in str(caught.value)
+
+
+def test_a_variable_whose_bytes_are_no_text_is_refused(write: Write) -> None:
+    text = "sources: {a: {address: 'h:1', connect: {token: '${S}'}}}"
+    with pytest.raises(ConfigurationError) as caught:
+        config.load(write(text), {"S": os.fsdecode(b"\xff")})
+    assert str(caught.value) == "shop.yaml: sources.a.connect.token: holds characters that no text has"
 
 
 def test_every_problem_has_its_line(write: Write) -> None:
