@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -52,8 +53,13 @@ def evaluate_terms(
     for term in query.terms:
         if term.sign not in (1, -1):
             raise RefusedError(f"a term of local view {view.name!r} counts {term.sign}, not 1 or -1")
-        rows = state.join(shape, _substituted(shape, term, catalog))
-        signed = pc.multiply(rows[COUNT], pa.scalar(term.sign, pa.int64()))
+        try:
+            rows = state.join(shape, _substituted(shape, term, catalog))
+            signed = pc.multiply_checked(rows[COUNT], pa.scalar(term.sign, pa.int64()))
+        except (duckdb.OutOfRangeException, duckdb.ConversionException, pa.ArrowInvalid):
+            raise RefusedError(
+                f"rows of terms of local view {view.name!r} count more than 64 bits hold"
+            ) from None
         parts.append(rows.set_column(rows.column_names.index(COUNT), COUNT, signed))
     return consolidate(pa.concat_tables(parts))
 
@@ -69,6 +75,8 @@ def _substituted(shape: ReportedView, term: pb.Term, catalog: Catalog) -> dict[i
                 f"local view {shape.view.name!r} has no occurrence {substitution.occurrence!r}"
             )
         rows = from_ipc(substitution.arrow)
+        if len(set(rows.column_names)) != rows.num_columns:
+            raise RefusedError(f"rows for {substitution.occurrence!r} have a column twice")
         relation = catalog.relation(shape.view.occurrences[node].relation)
         for field in rows.schema:
             expected = pa.int64() if field.name == COUNT else None
@@ -76,8 +84,11 @@ def _substituted(shape: ReportedView, term: pb.Term, catalog: Catalog) -> dict[i
                 expected = relation.column(field.name).type
             if field.type != expected:
                 raise RefusedError(f"rows for {substitution.occurrence!r} do not fit column {field.name!r}")
-        if COUNT not in rows.column_names:
+        if COUNT not in rows.column_names or rows[COUNT].null_count:
             raise RefusedError(f"rows for {substitution.occurrence!r} have no counts")
+        for column in shape.plan.query.nodes[node].schema.names:
+            if column not in rows.column_names:
+                raise RefusedError(f"rows for {substitution.occurrence!r} have no column {column!r}")
         given[node] = rows
     if not given:
         raise RefusedError(f"a term of local view {shape.view.name!r} substitutes nothing")

@@ -109,6 +109,10 @@ def test_the_compensated_query_of_eca(mediator: Mediator) -> None:
     assert answer(mediator) == {}
 
 
+def counting(count: int) -> pa.Table:
+    return rows(("w", "x"), ((4, 2), count))
+
+
 GOOD = rows(("w", "x"), ((4, 2), 1))
 
 
@@ -121,6 +125,12 @@ GOOD = rows(("w", "x"), ((4, 2), 1))
         ([(1, {"r1": GOOD.rename_columns(["w", "q", "_count"])})], "do not fit column 'q'"),
         ([(1, {"r1": GOOD.drop_columns(["_count"])})], "have no counts"),
         ([(1, {"r1": GOOD.set_column(0, "w", pa.array(["4"]))})], "do not fit column 'w'"),
+        ([(1, {"r1": GOOD.drop_columns(["x"])})], "have no column 'x'"),
+        ([(1, {"r1": GOOD.append_column("x", GOOD["x"])})], "have a column twice"),
+        ([(1, {"r1": GOOD.append_column("_count", GOOD["_count"])})], "have a column twice"),
+        ([(1, {"r1": GOOD.set_column(2, "_count", pa.array([None], INT))})], "have no counts"),
+        ([(1, {"r1": counting(2**62), "r2": rows(("x", "y"), ((2, 3), 2))})], "count more than 64 bits hold"),
+        ([(-1, {"r1": counting(-(2**63))})], "count more than 64 bits hold"),
     ],
 )
 def test_terms_that_do_not_fit_are_refused(
