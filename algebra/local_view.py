@@ -78,7 +78,9 @@ class LocalView:
 
     def check(self, catalog: Catalog) -> None:
         """Raise SchemaChangedError unless the catalog still has all that this local view reads."""
-        types = {(c.source.occurrence, c.source.column): c.type for c in self.columns}
+        types: dict[ColumnRef, set[pa.DataType]] = {}
+        for column in self.columns:
+            types.setdefault(column.source, set()).add(column.type)
         for occurrence in self.occurrences:
             schema = catalog.relations.get(occurrence.relation)
             if schema is None:
@@ -90,9 +92,8 @@ class LocalView:
                     raise SchemaChangedError(
                         f"relation {catalog.source}.{occurrence.relation} no longer has column {name!r}"
                     )
-                expected = types.get((occurrence.alias, name))
                 found = schema.column(name).type
-                if expected is not None and expected != found:
+                for expected in types.get(ColumnRef(occurrence.alias, name), set()) - {found}:
                     raise SchemaChangedError(
                         f"column {catalog.source}.{occurrence.relation}.{name} is now {found}, "
                         f"the view was made for {expected}"

@@ -156,6 +156,10 @@ def allowed_view(view: LocalView, catalog: Catalog, policy: MediatorPolicy = UNR
             )
     view.check(catalog)
     relations = {alias: catalog.relation(relation) for alias, relation in aliases.items()}
+    for join in view.joins:
+        left, right = _family(join.left, relations), _family(join.right, relations)
+        if left != right:
+            raise RefusedError(f"local view {view.name!r} joins {left} with {right}, which do not compare")
     for predicate in view.predicates:
         if _family(predicate, relations) not in _CONDITIONS:
             raise RefusedError(f"a predicate of local view {view.name!r} is no condition")

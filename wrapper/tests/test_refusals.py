@@ -78,6 +78,14 @@ BAD = {
         view(predicates=(Call(Operator.LT, (X, ColumnRef("r", "y"))),)),
         "a predicate compares integer with text, which do not compare",
     ),
+    "a join of two types": (
+        view(joins=(EquiJoin(X, ColumnRef("r", "y")),)),
+        "local view 'v.s' joins integer with text, which do not compare",
+    ),
+    "another type for a column that is shown twice": (
+        view(columns=(OutputColumn("z", X, pa.string()), OutputColumn("x", X, INT))),
+        "column s.r.x is now int64, the view was made for string",
+    ),
     "NOT of a text": (
         view(predicates=(Call(Operator.NOT, (ColumnRef("r", "y"),)),)),
         "NOT of what is no condition in a predicate",
