@@ -25,6 +25,7 @@ from algebra.engines.embedded import EmbeddedEngine
 from algebra.engines.spilled import SpilledExtents
 from algebra.local_view import Keys, LocalView
 from algebra.schema import COUNT
+from wrapper.deciding import deciding
 from wrapper.reported_view import ReportedView
 
 LaterChanges: TypeAlias = Callable[[str, Sequence[str], Keys | None], Iterator[Relation]]
@@ -64,16 +65,17 @@ class PastState:
         plan = shape.plan
         extents = SpilledExtents(self._engine, plan.query)
         try:
-            start, own = _start(shape.view, keys)
-            self._spill(extents, shape, start, own)
-            for hop in plan.order(start):
-                keys_of_hop = None
-                if hop.on:
-                    known = extents.values(hop.origin, list(dict.fromkeys(a for a, _ in hop.on)))
-                    values = self._engine.keys([known], hop, plan.query)
-                    keys_of_hop = Keys(tuple(values.column_names), values)
-                self._spill(extents, shape, hop.target, keys_of_hop)
-            yield from extents.joined(keys)
+            with deciding(shape.view.name):
+                start, own = _start(shape.view, keys)
+                self._spill(extents, shape, start, own)
+                for hop in plan.order(start):
+                    keys_of_hop = None
+                    if hop.on:
+                        known = extents.values(hop.origin, list(dict.fromkeys(a for a, _ in hop.on)))
+                        values = self._engine.keys([known], hop, plan.query)
+                        keys_of_hop = Keys(tuple(values.column_names), values)
+                    self._spill(extents, shape, hop.target, keys_of_hop)
+                yield from extents.joined(keys)
         finally:
             extents.close()
 

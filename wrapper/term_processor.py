@@ -58,7 +58,8 @@ def evaluate_terms(
             signed = pc.multiply_checked(rows[COUNT], pa.scalar(term.sign, pa.int64()))
         except (duckdb.OutOfRangeException, duckdb.ConversionException, pa.ArrowInvalid):
             raise RefusedError(
-                f"rows of terms of local view {view.name!r} count more than 64 bits hold"
+                f"terms of local view {view.name!r} count more than 64 bits hold, "
+                "or its predicates cannot be decided for some row"
             ) from None
         parts.append(rows.set_column(rows.column_names.index(COUNT), COUNT, signed))
     return consolidate(pa.concat_tables(parts))

@@ -29,6 +29,7 @@ from algebra.engines.contract import Engine, Relation
 from algebra.position import ORIGIN, Position
 from algebra.schema import COUNT
 from algebra.sweep import Answer, batched_sweep
+from wrapper.deciding import deciding
 from wrapper.past_state import PastState
 from wrapper.reported_view import ReportedView
 
@@ -72,7 +73,8 @@ class UpdateProcessor:
             sequence = transactions.astype(np.int64) * plan.width + node
             columns = plan.query.nodes[node].schema.names
             deltas[node] = table.select([*columns, COUNT]).append_column(SEQUENCE, pa.array(sequence))
-        rows = self._sweep(reported, deltas, at_end)
+        with deciding(reported.view.name):
+            rows = self._sweep(reported, deltas, at_end)
         order = rows.sort_by(VERSION)
         tagged = order.set_column(
             order.column_names.index(VERSION), TRANSACTION, order[VERSION].cast(pa.int32())
