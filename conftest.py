@@ -1,4 +1,4 @@
-"""Fixtures for all tests: one Spark session per run, and logging that no test leaves behind."""
+"""Fixtures for all tests: one Spark session per run, and no logging or secrets that a test leaves behind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from algebra import redaction
 from cli.logs import StderrHandler
 
 if TYPE_CHECKING:
@@ -37,6 +38,17 @@ def logging_as_before() -> Iterator[None]:
     yield
     root.handlers[:] = [handler for handler in root.handlers if not isinstance(handler, StderrHandler)]
     root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def secrets_as_before() -> Iterator[None]:
+    """What a test has this process blot out is an ordinary word in the texts of the next test."""
+    with redaction._lock:
+        remembered, fragments = set(redaction._remembered), set(redaction._fragments)
+    yield
+    with redaction._lock:
+        redaction._remembered, redaction._fragments = remembered, fragments
+        redaction._compile()
 
 
 @pytest.fixture(scope="session")
