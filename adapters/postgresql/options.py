@@ -27,8 +27,8 @@ OPTIONS = (
 )
 
 # One text form for every value, whatever the role's or the database's defaults are. With row security off, a
-# policy that would hide rows is an error and not a smaller answer. What is only read is read in transactions that
-# say so; capture notes and trims also where the default is to write nothing.
+# policy that would hide rows is an error and not a smaller answer. What is only read is read in transactions
+# that say so; capture notes and trims also where the default is to write nothing.
 _SESSION = {
     "search_path": "pg_catalog",
     "client_encoding": "UTF8",
