@@ -297,9 +297,12 @@ class FolderState(SourceState):
         if shapes:
             names, told = _common(shapes, tuple(pinned))
         else:
-            names, told = tuple(options.columns) or tuple(pinned), {}
+            declared = tuple(name for name in options.columns if name not in options.exclude)
+            names, told = declared or tuple(pinned), {}
         if set(names) != set(pinned):
             pinned = {}  # it drifted: what it is now is found out as if it were new
+        else:
+            names = tuple(pinned)
         if files.name not in self.pinned and shapes:
             lost = next((name for name in options.columns if name not in names), None)
             if lost is not None:

@@ -103,6 +103,8 @@ def drift(prepared: Shape, now: Shape | None) -> str | None:
 
     >>> drift((("id", "INTEGER"),), (("id", "BIGINT"),))
     "changed column 'id' from INTEGER to BIGINT"
+    >>> drift((("a", "INTEGER"), ("b", "INTEGER")), (("b", "INTEGER"), ("a", "INTEGER")))
+    'changed the order of its columns'
     """
     if now is None:
         return "was dropped"
@@ -114,7 +116,8 @@ def drift(prepared: Shape, now: Shape | None) -> str | None:
     for name, declared in is_.items():
         if was[name] != declared:
             return f"changed column {name!r} from {was[name]} to {declared}"
-    return None
+    # Rows are kept by the places of their columns.
+    return None if list(was) == list(is_) else "changed the order of its columns"
 
 
 def changed(source: str, relation: str, problem: str) -> SchemaChangedError:

@@ -205,6 +205,22 @@ def test_drift_is_named_and_mended_by_prepare(prepared: MakeAdapter, owner: Owne
     assert deltas(changes_after(adapter, now)[0]) == [{"stock": {(1, 10, None): -1, (1, 10, "n"): 1}}]
 
 
+def test_columns_that_trade_their_places_do_not_trade_their_values(
+    prepared: MakeAdapter, owner: Owner, path: Path
+) -> None:
+    adapter = prepared("diff")
+    _, old = changes_after(adapter, ORIGIN)
+    owner.write(
+        path,
+        "CREATE TABLE anew (qty INTEGER, id INTEGER PRIMARY KEY)",
+        "INSERT INTO anew BY NAME FROM stock",
+        "DROP TABLE stock",
+        "ALTER TABLE anew RENAME TO stock",
+    )
+    with pytest.raises(SchemaChangedError, match=r"shop\.stock changed the order of its columns"):
+        changes_after(adapter, old)
+
+
 def test_prepare_and_remove_leave_the_source_alone(owner: Owner, path: Path, make: MakeAdapter) -> None:
     owner.write(path, "CREATE TABLE t (n INTEGER)")
     before = path.read_bytes()

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
+from adapters.files.adapter import FilesAdapter
 from adapters.files.tests.conftest import MakeAdapter
 from adapters.files.tests.owner import replace_file
 from adapters.files.tests.support import changes, rows, start, types
@@ -187,6 +188,20 @@ def test_a_new_key_in_json_is_drift(make: MakeAdapter, folder: Path) -> None:
         snapshot.changes(position)
     adapter.prepare(["item"])
     assert rows(adapter, "item") == {(1, None): 1, (2, "x"): 1}
+
+
+def test_columns_of_json_that_are_declared_in_another_order_keep_their_values(
+    make: MakeAdapter, folder: Path
+) -> None:
+    path = folder / "item.jsonl"
+    path.write_bytes(b'{"a": 1, "b": 2, "c": 3}\n')
+
+    def declaring(*columns: str) -> FilesAdapter:
+        return make({"item": {"columns": dict.fromkeys(columns, "BIGINT"), "exclude": ["c"]}})
+
+    position = start(declaring("a", "b", "c"), "item")
+    replace_file(path, b'{"a": 1, "b": 2, "c": 3}\n{"a": 3, "b": 4, "c": 5}\n')
+    assert changes(declaring("c", "b", "a"), position) == [{"item": {(3, 4): 1}}]
 
 
 def test_declared_types_of_every_format(make: MakeAdapter, folder: Path) -> None:

@@ -180,6 +180,7 @@ def test_steps_are_told_before_they_are_taken_and_removal_leaves_nothing(
         (replace(ITEM, columns=ITEM.columns[:2]), "lost column 'Name'"),
         (replace(ITEM, columns=(*ITEM.columns, Column("more", pa.string()))), "got column 'more'"),
         (replace(ITEM, columns=(*ITEM.columns[:2], Column("Name", pa.string()))), "changed column 'Name'"),
+        (replace(ITEM, columns=ITEM.columns[::-1]), "changed the order of its columns"),
         (replace(ITEM, key=()), r"changed its key from \(id\) to \(\)"),
         (replace(ITEM, name="other"), "was dropped"),
     ],

@@ -13,10 +13,10 @@ from adapters.conformance.queries import select
 from adapters.shadow.store import shadow_file
 from adapters.spi import Level, SourceConfig
 from adapters.sqlalchemy.adapter import SqlAlchemyAdapter
-from adapters.sqlalchemy.tests.conftest import Clock, MakeAdapter, on_mariadb, on_postgresql
+from adapters.sqlalchemy.tests.conftest import Clock, MakeAdapter, on_all, on_mariadb, on_postgresql
 from adapters.sqlalchemy.tests.harnesses import SqlAlchemyHarness
 from adapters.sqlalchemy.tests.support import deltas_after, position_of, rows_of
-from algebra.errors import ConfigurationError, DataError, SourceUnavailableError
+from algebra.errors import ConfigurationError, DataError, SchemaChangedError, SourceUnavailableError
 from algebra.position import ORIGIN
 
 T = "CREATE TABLE t (id INTEGER NOT NULL PRIMARY KEY, n INTEGER)"
@@ -125,6 +125,26 @@ def test_a_lost_shadow_starts_a_new_history(database: SqlAlchemyHarness, make: M
     now = position_of(adapter)
     assert now.token != old.token
     assert rows_of(adapter, "t") == {(1, 1): 1}
+
+
+@on_all
+def test_columns_that_trade_their_places_do_not_trade_their_values(
+    database: SqlAlchemyHarness, make: MakeAdapter
+) -> None:
+    database.execute(
+        "CREATE TABLE t (id INTEGER NOT NULL PRIMARY KEY, a INTEGER, b INTEGER)",
+        "INSERT INTO t VALUES (1, 10, 20)",
+    )
+    adapter = make()
+    adapter.prepare(["t"])
+    before = position_of(adapter)
+    database.execute(
+        "DROP TABLE t",
+        "CREATE TABLE t (id INTEGER NOT NULL PRIMARY KEY, b INTEGER, a INTEGER)",
+        "INSERT INTO t (id, a, b) VALUES (1, 10, 20)",
+    )
+    with pytest.raises(SchemaChangedError, match="changed the order of its columns"):
+        deltas_after(adapter, before)
 
 
 # Isolation
