@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -22,7 +22,7 @@ from adapters.shadow.history import TrimPolicy
 from adapters.shadow.snapshot import ShadowSnapshot
 from adapters.shadow.store import OpenShadow, Shadow
 from adapters.spi import Adapter, Boundaries, Capabilities, CaptureProfile, Snapshot, SourceConfig
-from adapters.sqlalchemy.catalog import SourceTables, read_tables
+from adapters.sqlalchemy.catalog import SourceTables, possible_places, read_tables
 from adapters.sqlalchemy.database import Database
 from adapters.sqlalchemy.hints import check_hint, refresh
 from adapters.sqlalchemy.options import DIFF, NO_ISOLATION, parse
@@ -150,7 +150,7 @@ class SqlAlchemyAdapter(Adapter):
 
     def _cycle(self, held: OpenShadow, source: _LazyState) -> Seen:
         began, now = self._clock(), self._wall()
-        state = source.opened()
+        state = source.opened(held.relations)
         drifted = held.drifted(state)
         if held.prepared and not drifted:
             self._check_hints(state.tables, tuple(held.relations))
@@ -174,8 +174,10 @@ class SqlAlchemyAdapter(Adapter):
                 check_hint(self.config.name, relation, self._options.hints[relation.name])
 
     @contextmanager
-    def _reading(self) -> Iterator[ReadState]:
-        with self._database.reading() as connection:
+    def _reading(self, captured: Iterable[str] = ()) -> Iterator[ReadState]:
+        schemas = self._options.schemas
+        places = [place for name in captured for place in possible_places(name, schemas)]
+        with self._database.reading(places) as connection:
             tables = read_tables(connection, self.config.name, self._options, self.config.relations)
             yield ReadState(self._database, connection, tables, self._options.chunk_rows)
 
@@ -183,14 +185,16 @@ class SqlAlchemyAdapter(Adapter):
 class _LazyState:
     """The read transaction of one snapshot, opened when it is first needed."""
 
-    def __init__(self, reading: Callable[[], AbstractContextManager[ReadState]], stack: ExitStack) -> None:
+    def __init__(
+        self, reading: Callable[[Iterable[str]], AbstractContextManager[ReadState]], stack: ExitStack
+    ) -> None:
         self._reading = reading
         self._stack = stack.enter_context(ExitStack())
         self._state: ReadState | None = None
 
-    def opened(self) -> ReadState:
+    def opened(self, captured: Iterable[str] = ()) -> ReadState:
         if self._state is None:
-            self._state = self._stack.enter_context(self._reading())
+            self._state = self._stack.enter_context(self._reading(captured))
         return self._state
 
     def rows(self, relation: str) -> Extent:

@@ -17,14 +17,11 @@ from sqlalchemy.exc import SAWarning
 from adapters.relations import chosen_relations, shown_columns
 from adapters.shadow.history import Shape
 from adapters.shadow.types import duckdb_name
-from adapters.sqlalchemy.dialects import SNAPSHOT_STORAGE
+from adapters.sqlalchemy.dialects import SNAPSHOT_STORAGE, Place
 from adapters.sqlalchemy.options import NO_ISOLATION, Options
 from adapters.sqlalchemy.types import ColumnType, Expression, column_type
 from algebra.errors import ConfigurationError
 from algebra.schema import Catalog, RelationSchema
-
-Place = tuple[str | None, str]
-"""Schema and name of a table as SQLAlchemy has them; None is the connection's own schema."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +127,19 @@ def read_tables(
 def relation_name(schema: str | None, table: str) -> str:
     """How a table is called in Lockstep: tables of further schemas carry their schema."""
     return table if schema is None else f"{schema}.{table}"
+
+
+def possible_places(relation: str, schemas: Iterable[str]) -> list[Place]:
+    """Where a relation of that name may be, one of them at most.
+
+    >>> possible_places("sales.orders", ["sales"])
+    [(None, 'sales.orders'), ('sales', 'orders')]
+    """
+    return [(None, relation)] + [
+        (schema, relation.removeprefix(f"{schema}."))
+        for schema in schemas
+        if relation.startswith(f"{schema}.")
+    ]
 
 
 def _read_schema(

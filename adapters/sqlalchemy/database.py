@@ -6,7 +6,7 @@ connection costs the source more than a new one, and none can be stale after a r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from adapters.rate_limit import DEFAULT_STATEMENT_TIMEOUT, RateLimit
-from adapters.sqlalchemy.dialects import connect_arguments, install, level_of, rules_of
+from adapters.sqlalchemy.dialects import Place, connect_arguments, install, level_of, rules_of
 from adapters.sqlalchemy.options import NO_ISOLATION, Options
 from algebra.errors import ConfigurationError, DataError, LockstepError, SourceUnavailableError
 
@@ -62,8 +62,11 @@ class Database:
         return self._engine
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """One read transaction, under the isolation level, with the time limit set."""
+    def reading(self, places: Iterable[Place] = ()) -> Iterator[Connection]:
+        """One read transaction, under the isolation level, with the time limit set.
+
+        Tables at these places are as its snapshot shows them, whatever is done to them as a whole meanwhile.
+        """
         level = self.level
         rules = rules_of(self.dialect)
         timeout = self._options.footprint.statement_timeout
@@ -75,6 +78,8 @@ class Database:
             connection = connection.execution_options(**options)
             with connection.begin():
                 rules.settings(connection, timeout)
+                if level != NO_ISOLATION:
+                    rules.hold(connection, places)
                 yield connection
 
     def spend(self) -> None:

@@ -3,8 +3,10 @@
 One cycle reads all prepared relations in one transaction, and must see one state of the database: no
 transaction in part. Each dialect has its own name for the level that gives it:
 
-    postgresql      REPEATABLE READ, a snapshot taken by the first statement
-    mysql, mariadb  REPEATABLE READ, likewise, for transactional storage engines; others have no snapshots
+    postgresql      REPEATABLE READ, a snapshot taken by the first statement; TRUNCATE, and a table that is
+                    made anew, show through it, so tables are locked against that before it is taken
+    mysql, mariadb  REPEATABLE READ, likewise, for transactional storage engines; others have no snapshots.
+                    A table that was truncated or made anew since is refused by the database itself
     sqlite          any, once there is a transaction: BEGIN must be sent, which the driver omits
     oracle          SERIALIZABLE, a snapshot as of the transaction's begin
     mssql           SNAPSHOT, which the database's owner has to allow; SERIALIZABLE would lock what it reads
@@ -16,16 +18,25 @@ names the level, or says `none`, and then nothing is promised but that the view 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy import URL, Connection, Engine, event
+from sqlalchemy.exc import ProgrammingError
 
 from adapters.sqlalchemy.options import NO_ISOLATION
 
 Settings = Callable[[Connection, float], None]
 """Prepares a transaction that has begun, before anything is read; takes the statement timeout, 0 for none."""
+
+Place = tuple[str | None, str]
+"""Schema and name of a table as SQLAlchemy has them; None is the connection's own schema."""
+
+Hold = Callable[[Connection, Iterable[Place]], None]
+"""Keeps tables, as far as they are there, as they are until the transaction ends; before anything is read."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +45,31 @@ class DialectRules:
 
     `isolation`: the level that reads one state, "" if none is known. `settings`: what each transaction sets.
     `has_timeout`: whether the database can end statements by time. `begin`: sent when a transaction begins,
-    where the driver would not.
+    where the driver would not. `hold`: what a transaction needs so that tables cannot be emptied or replaced
+    behind its snapshot.
     """
 
     isolation: str = ""
     settings: Settings = lambda connection, timeout: None
     has_timeout: bool = False
     begin: str = ""
+    hold: Hold = lambda connection, places: None
 
 
 def _postgresql(connection: Connection, timeout: float) -> None:
     connection.exec_driver_sql("SET LOCAL TIME ZONE 'UTC'")
     connection.exec_driver_sql("SET LOCAL extra_float_digits = 1")
     connection.exec_driver_sql(f"SET LOCAL statement_timeout = {int(timeout * 1000)}")
+
+
+def _hold_postgresql(connection: Connection, places: Iterable[Place]) -> None:
+    quoted = connection.dialect.identifier_preparer.format_table
+    for schema, name in places:
+        # What is not there, or may be read by column only, cannot be locked; reading it tells the one.
+        with suppress(ProgrammingError), connection.begin_nested():
+            connection.exec_driver_sql(
+                f"LOCK TABLE {quoted(sa.table(name, schema=schema))} IN ACCESS SHARE MODE"
+            )
 
 
 def _mysql(connection: Connection, timeout: float) -> None:
@@ -68,7 +91,7 @@ def _mssql(connection: Connection, timeout: float) -> None:
 
 _MYSQL = DialectRules("REPEATABLE READ", _mysql, has_timeout=True)
 RULES = {
-    "postgresql": DialectRules("REPEATABLE READ", _postgresql, has_timeout=True),
+    "postgresql": DialectRules("REPEATABLE READ", _postgresql, has_timeout=True, hold=_hold_postgresql),
     "mysql": _MYSQL,
     "mariadb": _MYSQL,
     "sqlite": DialectRules("SERIALIZABLE", begin="BEGIN"),

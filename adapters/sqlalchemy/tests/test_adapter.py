@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from adapters.conformance.check import check_source
@@ -148,6 +149,68 @@ def test_columns_that_trade_their_places_do_not_trade_their_values(
 
 
 # Isolation
+
+
+@on_postgresql
+@pytest.mark.parametrize(
+    "swept",
+    [
+        "TRUNCATE TABLE u",
+        "DROP TABLE u; " + U,
+        "ALTER TABLE u RENAME TO old; " + U,
+        "DROP TABLE part",
+    ],
+)
+def test_a_table_that_is_swept_while_others_are_read_is_not_seen_empty(
+    database: SqlAlchemyHarness, make: MakeAdapter, swept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL's snapshots do not cover what is done to a table as a whole: the rows of before are gone,
+    and those of after are too young."""
+    database.execute(T, U)
+    if "part" in swept:
+        database.execute(
+            "DROP TABLE u",
+            U.replace("PRIMARY KEY", "") + " PARTITION BY LIST (id)",
+            "CREATE TABLE part PARTITION OF u FOR VALUES IN (1)",
+            "CREATE TABLE rest PARTITION OF u DEFAULT",
+        )
+    database.execute("INSERT INTO t VALUES (1, 1)", "INSERT INTO u VALUES (1, 1), (2, 2)")
+    adapter = make(("t", "u"))
+    adapter.prepare(["t", "u"])
+    before = position_of(adapter)
+    whole = f"{swept}; INSERT INTO u VALUES (3, 3); UPDATE t SET n = 3"
+    held: list[str] = []
+    spend = adapter._database.spend
+
+    def sweep() -> None:
+        spend()
+        if not held:
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                database.execute(f"BEGIN; LOCK TABLE u NOWAIT; {whole}; COMMIT")
+            held.append(whole)
+
+    monkeypatch.setattr(adapter._database, "spend", sweep)
+    assert deltas_after(adapter, before) == []
+    assert held
+    database.execute(f"BEGIN; {whole}; COMMIT")
+    (entry,) = deltas_after(adapter, before)
+    assert entry["t"] == {(1, 1): -1, (1, 3): 1}
+    assert entry["u"][3, 3] == 1
+
+
+@on_postgresql
+def test_a_table_that_was_dropped_cannot_be_held_and_is_told_of(
+    database: SqlAlchemyHarness, make: MakeAdapter
+) -> None:
+    database.execute(T, "CREATE SCHEMA sales", "CREATE TABLE sales.u (id INTEGER NOT NULL PRIMARY KEY)")
+    database.execute("GRANT USAGE ON SCHEMA sales TO reader", "GRANT SELECT ON sales.u TO reader")
+    adapter = make(schemas=["sales"])
+    adapter.prepare(["t", "sales.u"])
+    before = position_of(adapter)
+    assert deltas_after(adapter, before) == []
+    database.execute("DROP TABLE sales.u")
+    with pytest.raises(SchemaChangedError, match=r"sales\.u was dropped"):
+        deltas_after(adapter, before)
 
 
 @on_postgresql
