@@ -26,8 +26,8 @@ from algebra.errors import ConfigurationError, LockstepError, SourceUnavailableE
 
 URL_PREFIX = "sqlite:///"
 BATCH_ROWS = 2048
-"""Rows per Arrow batch. The driver counts a batch's bytes in 32 bits and does not check its first batch,
-so rows must be below 1 MiB on average; larger batches are hardly faster."""
+"""Rows per Arrow batch, at most. The driver counts a batch's bytes in 32 bits, so rows must be below 1 MiB on
+average; larger batches are hardly faster."""
 
 READ_TIMEOUT_MS = 5000
 _CACHE_KIB = 32 * 1024
@@ -117,9 +117,11 @@ class Connection:
         self.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         self.execute(f"PRAGMA mmap_size = {_MMAP_BYTES}")
 
-    def query(self, sql: str, parameters: Sequence[int | float | str] = ()) -> Result:
-        """The statement's rows as Arrow batches; close the result when done."""
-        statement, handle = self._run(sql, parameters)
+    def query(
+        self, sql: str, parameters: Sequence[int | float | str] = (), batch_rows: int = BATCH_ROWS
+    ) -> Result:
+        """The statement's rows as Arrow batches of so many rows; close the result when done."""
+        statement, handle = self._run(sql, parameters, batch_rows)
         result = Result(self, statement, handle)
         self._running.add(result)
         return result
@@ -159,9 +161,9 @@ class Connection:
             raise
 
     def _run(
-        self, sql: str, parameters: Sequence[int | float | str]
+        self, sql: str, parameters: Sequence[int | float | str], batch_rows: int
     ) -> tuple[adbc_driver_manager.AdbcStatement, Any]:
-        statement = self._statement(sql, parameters)
+        statement = self._statement(sql, parameters, batch_rows)
         try:
             handle, _ = statement.execute_query()
         except adbc_driver_manager.Error as error:
@@ -169,10 +171,10 @@ class Connection:
         return statement, handle
 
     def _statement(
-        self, sql: str, parameters: Sequence[int | float | str]
+        self, sql: str, parameters: Sequence[int | float | str], batch_rows: int = BATCH_ROWS
     ) -> adbc_driver_manager.AdbcStatement:
         statement = adbc_driver_manager.AdbcStatement(self._handle)
-        statement.set_options(**{adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: str(BATCH_ROWS)})
+        statement.set_options(**{adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: str(batch_rows)})
         statement.set_sql_query(sql)
         if parameters:
             arrays = [pa.array([value]) for value in parameters]

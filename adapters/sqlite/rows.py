@@ -1,8 +1,9 @@
 """Typed rows: run a SELECT and get Arrow batches of exactly the declared types, or a DataError.
 
-The driver fixes a result column's type by its first batch. A first row of constants, one of each column's
-own type, pins it (NULL-only columns and empty results included) and is dropped again. From then on the
-driver reports most misfits itself; those it would convert without a word are found by one extra column
+The driver fixes a result column's type by its first batch, which it does not check: bytes beyond what its
+32-bit offsets can count end the process. A first batch of constants, of each column's own type, pins the
+types (NULL-only columns and empty results included) and is dropped again. From then on the driver reports
+too many bytes and most misfits itself; those it would convert without a word are found by one extra column
 that holds the number of the first misfit column, or 0.
 """
 
@@ -15,13 +16,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from adapters.sqlite.connection import Connection, Result
+from adapters.sqlite.connection import BATCH_ROWS, Connection, Result
 from adapters.sqlite.types import Codec
 from adapters.statement_limit import UNLIMITED, StatementLimit
 from algebra.errors import DataError, LockstepError
 
 _LEFT_OUT = -1
 """Stands for the number of a misfit column where the row does not count."""
+
+_FEWEST_ROWS = 128
 
 _MISMATCH = re.compile(r"Type mismatch in column (\d+)")
 
@@ -44,11 +47,12 @@ def read_rows(
     *,
     holds: str = "",
     limit: StatementLimit = UNLIMITED,
+    expected: int = BATCH_ROWS,
 ) -> pa.RecordBatchReader:
     """The rows of `SELECT columns tail`, streamed; a value that does not fit raises DataError.
 
-    Rows that do not meet `holds` are left out. The driver cannot be interrupted, so the limit is looked at
-    with every batch.
+    Where few are `expected`, batches are small. Rows that do not meet `holds` are left out. The driver cannot
+    be interrupted, so the limit is looked at with every batch.
     """
     sentinels = ", ".join([*(column.codec.sentinel for column in columns), "0"])
     values = [column.codec.select(column.sql) for column in columns]
@@ -56,8 +60,11 @@ def read_rows(
         # What a row that does not count has in it is nobody's concern.
         values = [f"CASE WHEN {holds} THEN {value} END" for value in values]
     selected = ", ".join([*values, _misfit(columns, holds)])
+    size = min(max(expected, _FEWEST_ROWS), BATCH_ROWS)
+    numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {size}) SELECT i FROM n"
+    statement = f"SELECT {sentinels} FROM ({numbers}) UNION ALL SELECT {selected} {tail}"
     with limit.working():
-        result = connection.query(f"SELECT {sentinels} UNION ALL SELECT {selected} {tail}", parameters)
+        result = connection.query(statement, parameters, size)
     schema = pa.schema([pa.field(column.name, column.codec.arrow) for column in columns])
     return pa.RecordBatchReader.from_batches(schema, _batches(connection, result, columns, schema, limit))
 
@@ -91,12 +98,15 @@ def _batches(
             if batch is None:
                 return
             if first:
-                batch, first = batch.slice(1), False
-            if batch.num_rows:
+                first = False
+            else:
                 yield _decoded(batch, columns, schema)
 
 
 def _driver_error(connection: Connection, text: str, columns: Sequence[ResultColumn]) -> LockstepError:
+    if not text:
+        # SQLite itself always says something.
+        return DataError(f"rows with {columns[0].origin} are too large: a batch of them takes 2 GiB")
     mismatch = _MISMATCH.search(text)
     if mismatch is None or int(mismatch[1]) >= len(columns):
         return connection.failure(text)

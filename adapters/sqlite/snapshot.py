@@ -9,6 +9,7 @@ from adapters.global_marks import MARKER, Mark, parts
 from adapters.spi import COUNT, TRANSACTION, Changes, Snapshot
 from adapters.sqlite.capture import LOG, MARK_ID, PreparedRelation
 from adapters.sqlite.commit_marks import CommitMarks
+from adapters.sqlite.connection import BATCH_ROWS
 from adapters.sqlite.lookup import keyed_select
 from adapters.sqlite.rows import ResultColumn, read_rows
 from adapters.sqlite.schema import BaseTable
@@ -66,7 +67,13 @@ class SqliteSnapshot(Snapshot):
         select = builder.all_rows() if keys is None else keyed_select(connection, builder, keys)
         limit = StatementLimit(self._source, self._timeout)
         return read_rows(
-            connection, select.columns, select.tail, select.parameters, holds=select.holds, limit=limit
+            connection,
+            select.columns,
+            select.tail,
+            select.parameters,
+            holds=select.holds,
+            limit=limit,
+            expected=BATCH_ROWS if keys is None else keys.values.num_rows,
         )
 
     def _check_capture(self, after: Position) -> None:
@@ -119,7 +126,9 @@ class SqliteSnapshot(Snapshot):
             ResultColumn("nonce", self._view.source.capture.nonce, Integer(), log),
         ]
         tail = f"FROM {LOG} WHERE seq > ? AND seq <= ?"
-        rows = read_rows(self._view.connection, columns, tail, [first, ends[-1]]).read_all()
+        parameters = [first, ends[-1]]
+        expected = ends[-1] - first
+        rows = read_rows(self._view.connection, columns, tail, parameters, expected=expected).read_all()
         at = rows.filter(pc.is_in(rows[_SEQ], pa.array(ends, pa.int64()))).to_pydict()
         nonces = dict(zip(at[_SEQ], at["nonce"], strict=True))
         return tuple(Position(end, token(self._view.epoch, nonces.get(end) or 0)) for end in ends)
@@ -146,7 +155,8 @@ class SqliteSnapshot(Snapshot):
         log = f"the change log of {self._source}.{table.name}"
         columns += [ResultColumn(_SEQ, "seq", Integer(), log), ResultColumn(COUNT, "op", Integer(), log)]
         tail = f"FROM {LOG} WHERE seq > ? AND seq <= ? AND rel = ?"
-        rows = read_rows(self._view.connection, columns, tail, [first, last, relation.id]).read_all()
+        parameters = [first, last, relation.id]
+        rows = read_rows(self._view.connection, columns, tail, parameters, expected=last - first).read_all()
         offsets = pc.subtract(rows[_SEQ], first + 1)
         data = rows.select([column.name for column in table.columns])
         data = data.append_column(TRANSACTION, pc.take(index, offsets))
@@ -160,7 +170,8 @@ class SqliteSnapshot(Snapshot):
             ResultColumn("participants", "c1", UncheckedText(), MARKER),
         ]
         tail = f"FROM {LOG} WHERE seq > ? AND seq <= ? AND rel = ?"
-        rows = read_rows(self._view.connection, columns, tail, [first, last, MARK_ID]).read_all()
+        parameters = [first, last, MARK_ID]
+        rows = read_rows(self._view.connection, columns, tail, parameters, expected=last - first).read_all()
         entries = pc.take(index, pc.subtract(rows[_SEQ], first + 1)).to_pylist()
         ids, participants = rows["id"].to_pylist(), rows["participants"].to_pylist()
         return [

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -14,12 +14,12 @@ import pytest
 
 from adapters.sqlite import lookup
 from adapters.sqlite.adapter import SqliteAdapter
-from adapters.sqlite.connection import Connection, Database
+from adapters.sqlite.connection import Connection, Database, Result
 from adapters.sqlite.rows import read_rows
 from adapters.sqlite.schema import read_tables
 from adapters.sqlite.sql import FetchBuilder
 from adapters.sqlite.tests.support import Writer, adapter_on, bag, fetch, view_of
-from algebra.errors import RefusedError, SchemaChangedError, SourceUnavailableError
+from algebra.errors import DataError, RefusedError, SchemaChangedError, SourceUnavailableError
 from algebra.expressions import Call, ColumnRef, Expression, Literal, Operator
 from algebra.local_view import Keys, LocalView
 
@@ -289,6 +289,49 @@ def test_large_results_come_in_batches(path: Path, writer: Writer) -> None:
             next(iter(snapshot.fetch(query)))
         writer("DELETE FROM t WHERE i > 1")
         assert fetch(adapter, query).num_rows == 1
+
+
+@pytest.mark.parametrize("keys", [None, Keys(("i",), pa.table({"i": pa.array([1])}))], ids=["all", "keys"])
+def test_no_row_is_in_the_batch_that_the_driver_does_not_check(
+    path: Path, writer: Writer, keys: Keys | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements = [
+        "CREATE TABLE t (i INTEGER PRIMARY KEY, s TEXT)",
+        "INSERT INTO t VALUES (1, 'row'), (2, 'row')",
+    ]
+    unchecked = []
+    query = Connection.query
+
+    def look(self: Connection, sql: str, parameters: Sequence[int | float | str], batch_rows: int) -> Result:
+        with query(self, sql, parameters, batch_rows) as result:
+            unchecked.append(next(result.batches))
+        return query(self, sql, parameters, batch_rows)
+
+    with database(path, writer, *statements) as adapter, adapter.snapshot() as snapshot:
+        view = view_of(adapter, {"t": "t"}, {"i": ("t", "i"), "s": ("t", "s")})
+        monkeypatch.setattr(Connection, "query", look)
+        answer = snapshot.fetch(view, keys)
+        monkeypatch.undo()
+        assert set(answer.read_all()["s"].to_pylist()) == {"row"}
+    (batch,) = unchecked
+    assert set(batch[1].to_pylist()) == {""}
+
+
+@pytest.mark.slow
+def test_rows_that_are_too_large_for_a_batch_are_an_error(path: Path, writer: Writer) -> None:
+    """Of one large row, joined with enough others."""
+    statements = [
+        "CREATE TABLE large (g INT, b BLOB)",
+        "INSERT INTO large VALUES (1, zeroblob(200000000))",
+        "CREATE TABLE many (g INT)",
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 12) "
+        "INSERT INTO many SELECT 1 FROM n",
+    ]
+    with database(path, writer, *statements) as adapter:
+        view = view_of(adapter, {"l": "large", "m": "many"}, {"b": ("l", "b")}, joins=(("l.g", "m.g"),))
+        with pytest.raises(DataError, match=r"rows with shop\.large\.b are too large"):
+            fetch(adapter, view)
+        assert fetch(adapter, view_of(adapter, {"m": "many"})).num_rows == 12
 
 
 def thousand_rows(path: Path, writer: Writer) -> None:
