@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,9 @@ from adapters.mariadb import binlog, connection
 from adapters.mariadb.adapter import MariaDBAdapter
 from adapters.servers import mariadb
 from adapters.servers.mariadb import MariaDBServer
-from adapters.spi import SourceConfig
+from adapters.spi import Adapter, SourceConfig
+from adapters.sqlalchemy import dialects
+from adapters.sqlalchemy.adapter import SqlAlchemyAdapter
 from algebra.errors import SourceUnavailableError
 from algebra.position import Position
 from lab.soak.proxy import FAIR, Proxy, Weather
@@ -42,7 +45,7 @@ def adapter_on(
     return MariaDBAdapter(SourceConfig("shop", "mariadb", url, None, capture, options))
 
 
-def position(adapter: MariaDBAdapter) -> Position:
+def position(adapter: Adapter) -> Position:
     with adapter.snapshot() as snapshot:
         return snapshot.position
 
@@ -65,6 +68,33 @@ def test_a_server_that_is_silent_is_noticed_and_found_again(
             server.run("INSERT INTO item SELECT COUNT(*) FROM item", database=database)
             with adapter.snapshot() as snapshot:
                 assert snapshot.changes(start).positions
+
+
+@pytest.mark.parametrize("falls_silent", ["before a cycle", "in the middle of one"])
+def test_a_server_that_is_silent_is_noticed_by_a_cycle(
+    server: MariaDBServer, proxy: Proxy, tmp_path: Path, falls_silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialects, "GRACE_SECONDS", 0.2)
+    database = server.create_database()
+    server.run("CREATE TABLE item (id INT PRIMARY KEY)", database=database)
+    url = server.url(database).replace(f":{server.port}/", f":{proxy.address.rpartition(':')[2]}/")
+    options = {"statement_timeout": 1, "poll_interval": 0, "shadow": str(tmp_path / "shadow")}
+    config = SourceConfig(
+        "shop", "sqlalchemy", url.replace("mariadb:", "mariadb+pymysql:"), None, None, options
+    )
+    with closing(SqlAlchemyAdapter(config)) as adapter:
+        adapter.prepare(["item"])
+        start = position(adapter)
+        with monkeypatch.context() as patch:
+            patch.setattr(adapter._database, "spend", lambda: setattr(proxy, "weather", SILENT))
+            if falls_silent == "before a cycle":
+                proxy.weather = SILENT
+            with pytest.raises(SourceUnavailableError):
+                position(adapter)
+        proxy.weather = FAIR
+        server.run("INSERT INTO item VALUES (1)", database=database)
+        with adapter.snapshot() as snapshot:
+            assert len(snapshot.changes(start)) == 1
 
 
 def test_a_binlog_that_is_silent_is_noticed(

@@ -107,7 +107,7 @@ class Database:
         driver = url.drivername
         try:
             rules = rules_of(url.get_backend_name())
-            arguments = connect_arguments(url)
+            arguments = connect_arguments(url, self._options.footprint.statement_timeout)
             engine = sa.create_engine(url, poolclass=NullPool, hide_parameters=True, connect_args=arguments)
         except NoSuchModuleError:
             raise ConfigurationError(

@@ -18,6 +18,7 @@ names the level, or says `none`, and then nothing is promised but that the view 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -101,8 +102,14 @@ RULES = {
 UNKNOWN = DialectRules()
 
 CONNECT_SECONDS = 10
-_PATIENT_DRIVERS = frozenset({"psycopg", "psycopg2", "pymysql", "mysqldb"})
-"""Drivers that wait for a server that does not answer, for minutes if not told otherwise."""
+GRACE_SECONDS = 30.0
+"""How much longer than a statement may take the server may say nothing: it is to end the statement itself."""
+_POSTGRESQL_DRIVERS = frozenset({"psycopg", "psycopg2"})
+_MYSQL_DRIVERS = frozenset({"pymysql", "mysqldb"})
+_KEEPALIVE = {
+    "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000,
+}  # fmt: skip
+"""A server that has gone without a word is noticed after about half a minute; the system's own take hours."""
 
 SNAPSHOT_STORAGE = frozenset({"innodb", "myrocks", "rocksdb", "tokudb"})
 """MySQL's and MariaDB's storage engines whose tables are read as of one snapshot."""
@@ -118,11 +125,25 @@ def level_of(dialect: str, configured: str) -> str:
     return configured or rules_of(dialect).isolation
 
 
-def connect_arguments(url: URL) -> dict[str, Any]:
-    """What the driver is told on connecting, unless the url says it."""
-    if url.get_driver_name() not in _PATIENT_DRIVERS or "connect_timeout" in url.query:
-        return {}
-    return {"connect_timeout": CONNECT_SECONDS}
+def connect_arguments(url: URL, timeout: float) -> dict[str, Any]:
+    """What the driver is told on connecting, unless the url says it: not to wait for ever for a server that
+    does not answer. `timeout`: of statements, 0 for none.
+
+    >>> connect_arguments(sa.make_url("mysql+pymysql://host/db?write_timeout=5"), 300)
+    {'connect_timeout': 10, 'read_timeout': 330}
+    >>> connect_arguments(sa.make_url("postgresql+psycopg://host/db"), 300)["keepalives_idle"]
+    10
+    """
+    driver = url.get_driver_name()
+    wanted: dict[str, Any] = {}
+    if driver in _POSTGRESQL_DRIVERS | _MYSQL_DRIVERS:
+        wanted["connect_timeout"] = CONNECT_SECONDS
+    if driver in _POSTGRESQL_DRIVERS:
+        wanted |= _KEEPALIVE
+    if driver in _MYSQL_DRIVERS and timeout:
+        silence = math.ceil(timeout + GRACE_SECONDS)
+        wanted |= {"read_timeout": silence, "write_timeout": silence}
+    return {name: value for name, value in wanted.items() if name not in url.query}
 
 
 def install(engine: Engine, level: str) -> None:
