@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,13 @@ class GivenOptions:
             bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
             raise self.error(name, value, f"a whole number {bounds}")
         return int(value)
+
+    def size(self, name: str, default: str) -> str:
+        """A number of bytes, in the words of DuckDB."""
+        value = self.text(name, default)
+        if not re.fullmatch(r"\d+(\.\d+)?\s*[KMGT]i?B", value):
+            raise self.error(name, value, "a size such as 512MiB or 2GiB")
+        return value
 
     def names(self, name: str, *, or_one: bool = False) -> tuple[str, ...]:
         """A list of texts, empty if it is absent; `or_one` also takes a single text for a list of one."""

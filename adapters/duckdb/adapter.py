@@ -91,7 +91,8 @@ class DuckDBAdapter(Adapter):
     def __init__(self, config: SourceConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(config)
         self._options = parse(config)
-        self._session = Session(config.name, self._options.path, clock)
+        limit = self._options.memory_limit
+        self._session = Session(config.name, self._options.path, clock, memory_limit=limit)
         self._watch = FileWatch(self._options.path, clock)
         self._reader = CatalogReader(config.name, self._options.exclude)
         self._clock = clock

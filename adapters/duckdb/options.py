@@ -24,13 +24,15 @@ class Options:
     `trim`: whether acknowledged history is deleted from the source. `trim_entries`, `trim_seconds`: a trim
     happens once so many log entries are acknowledged, or so long after the last one; 0 means at once.
     `footprint`: the options that all adapters share; the time limit holds for fetches.
-    `shadow`: the folder that keeps the state and the differences of `diff` capture.
+    `shadow`: the folder that keeps the state and the differences of `diff` capture. `memory_limit`: what
+    comparisons and joins may keep in memory before they spill to a temporary folder.
     """
 
     path: Path
     capture: str
     shadow: Path
     lock_timeout: float = 30.0
+    memory_limit: str = "1GiB"
     exclude: frozenset[str] = frozenset()
     trim: bool = True
     trim_entries: int = 10_000
@@ -58,6 +60,7 @@ def parse(config: SourceConfig) -> Options:
         capture=capture,
         shadow=Path(given.text("shadow", str(default_shadow))),
         lock_timeout=given.seconds("lock_timeout", 30.0),
+        memory_limit=given.size("memory_limit", Options.memory_limit),
         exclude=frozenset(given.names("exclude")),
         trim=given.flag("trim", True),
         trim_entries=given.whole("trim_entries", 10_000),

@@ -27,8 +27,15 @@ SOURCE = "src"
 class Session(Engine):
     """The embedded engine of one adapter, and the file that it reads."""
 
-    def __init__(self, source: str, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(source, clock)
+    def __init__(
+        self,
+        source: str,
+        path: Path,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        memory_limit: str | None = None,
+    ) -> None:
+        super().__init__(source, clock, memory_limit=memory_limit)
         self.path = path
         self._attached = False
 

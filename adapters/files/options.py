@@ -7,7 +7,6 @@ it, as the default of all.
 from __future__ import annotations
 
 import codecs
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
@@ -140,7 +139,7 @@ def parse(config: SourceConfig) -> Options:
         trim=given.flag("trim", True),
         trim_entries=given.whole("trim_entries", 1000),
         trim_seconds=given.number("trim_seconds", 60.0),
-        memory_limit=_size(given),
+        memory_limit=given.size("memory_limit", Options.memory_limit),
         footprint=Footprint.of(config),
     )
 
@@ -175,13 +174,6 @@ def _outside(config: SourceConfig, folder: Path, option: str, path: Path) -> Pat
             "put it elsewhere"
         )
     return path
-
-
-def _size(given: GivenOptions) -> str:
-    value = given.text("memory_limit", Options.memory_limit)
-    if not re.fullmatch(r"\d+(\.\d+)?\s*[KMGT]i?B", value):
-        raise given.error("memory_limit", value, "a size such as 512MiB or 2GiB")
-    return value
 
 
 def _commit_file(given: GivenOptions) -> str | None:

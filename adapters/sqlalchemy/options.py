@@ -95,7 +95,7 @@ def parse(config: SourceConfig) -> Options:
         full_every=given.seconds("full_every", Options.full_every),
         chunk_rows=given.whole("chunk_rows", Options.chunk_rows, least=1),
         numeric_scale=given.whole("numeric_scale", Options.numeric_scale),
-        memory_limit=given.text("memory_limit", Options.memory_limit),
+        memory_limit=given.size("memory_limit", Options.memory_limit),
         trim=given.flag("trim", Options.trim),
         trim_entries=given.whole("trim_entries", Options.trim_entries),
         trim_seconds=given.seconds("trim_seconds", Options.trim_seconds),

@@ -240,6 +240,22 @@ def test_prepare_and_remove_leave_the_source_alone(owner: Owner, path: Path, mak
     assert {file.name for file in path.parent.iterdir()} == {path.name}
 
 
+def test_a_comparison_keeps_within_the_memory_that_it_is_given(
+    owner: Owner, path: Path, make: MakeAdapter
+) -> None:
+    owner.write(
+        path, "CREATE TABLE t AS SELECT i AS id, repeat('x', 99) || i AS s FROM range(300_000) AS r(i)"
+    )
+    adapter = make("diff", memory_limit="60MiB")
+    adapter.prepare(["t"])
+    _, start = changes_after(adapter, ORIGIN)
+    owner.write(path, "UPDATE t SET s = 'y' WHERE id = 7")
+    (entry,) = deltas(changes_after(adapter, start)[0])
+    assert entry == {"t": {(7, "x" * 99 + "7"): -1, (7, "y"): 1}}
+    most = adapter._session.connection.execute("SELECT current_setting('memory_limit')").fetchone()
+    assert most == ("60.0 MiB",)
+
+
 def test_collation_does_not_hide_a_change(owner: Owner, path: Path, make: MakeAdapter) -> None:
     owner.write(path, "CREATE TABLE t (s VARCHAR COLLATE NOCASE)", "INSERT INTO t VALUES ('a')")
     adapter = make("diff")

@@ -121,6 +121,7 @@ def test_a_missing_file_is_named_and_not_created(path: Path, make: MakeAdapter) 
         ({"options": {"tirm": False}}, "unknown option 'tirm'"),
         ({"options": {"trim": "no"}}, "trim is 'no'"),
         ({"options": {"lock_timeout": -1}}, "lock_timeout is -1"),
+        ({"options": {"memory_limit": "much"}}, "memory_limit is 'much', not a size"),
         ({"options": {"exclude": "t.c"}}, "exclude is 't.c'"),
     ],
 )

@@ -283,6 +283,7 @@ def test_what_is_missing_is_named_without_the_password(url: str, message: str, t
         ({"options": {"pol_interval": 1}}, "unknown option 'pol_interval'"),
         ({"options": {"poll_interval": -1}}, "poll_interval is -1"),
         ({"options": {"chunk_rows": 0}}, "chunk_rows is 0"),
+        ({"options": {"memory_limit": "much"}}, "memory_limit is 'much', not a size"),
         ({"options": {"exclude": "t.n"}}, "exclude is 't.n'"),
         ({"options": {"statement_timeout": "x"}}, "statement_timeout is 'x'"),
     ],
