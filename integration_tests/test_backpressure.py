@@ -499,3 +499,21 @@ def test_verifying_changes_nothing_of_what_sources_may_send(site: Site) -> None:
     client.wait_for_version("v", 300)
     wait_for(server, lambda mediator: [source.owed for source in mediator.channels.values()] == [0, 0])
     assert from_ipc(client.verify("v").arrow).num_rows == 0
+
+
+def test_what_waits_for_a_view_that_is_held_keeps_no_other_source_from_going_on(site: Site) -> None:
+    """It is verified, say, or one of its sources does not answer; the view beside it needs none of that."""
+    site.writers["two"].commit("CREATE TABLE t (k INTEGER)", "INSERT INTO t VALUES (0)")
+    server, client = site.mediator(umq_rows=40)
+    client.create_view("v", VIEW)
+    client.create_view("beside", "SELECT t.k FROM two.t AS t")
+    with inside(server).views["v"].installing:
+        for k in range(10, 110):
+            site.writers["one"].commit(f"INSERT INTO r VALUES ({k}, 1)")
+        wait_for(server, lambda mediator: mediator.channels["one"].owed >= mediator.config.credit_rows)
+        for k in range(1, 101):
+            site.writers["two"].commit(f"INSERT INTO t VALUES ({k})")
+        client.wait_for_version("beside", 100)
+        assert inside(server).views["v"].version == 0
+    client.wait_for_version("v", 100)
+    wait_for(server, lambda mediator: [source.owed for source in mediator.channels.values()] == [0, 0])

@@ -231,15 +231,13 @@ class SourceChannel:
                     pb.ExchangeRequest(acknowledge=pb.Acknowledge(position=position_to_proto(position)))
                 )
 
-    def give_back(self, most: int | None = None) -> int:
-        """Give the wrapper credit for what it has sent, or for a part: there is room again; for how much."""
+    def give_back(self, most: int | None = None) -> None:
+        """Give the wrapper credit for what it has sent, or for a part: there is room again."""
         with self._lock:
             rows = self._owed if most is None else min(self._owed, most)
-            if not self._is_up or rows <= 0:
-                return 0
-            self._send(pb.ExchangeRequest(credit=pb.Credit(rows=rows)))
-            self._owed -= rows
-            return rows
+            if self._is_up and rows > 0:
+                self._send(pb.ExchangeRequest(credit=pb.Credit(rows=rows)))
+                self._owed -= rows
 
     def delivered(self, local_view: str, subscription: int) -> Position | None:
         """Every change of the local view up to here has been delivered; None under another subscription."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -128,15 +129,17 @@ class MediatorState:
             return sum(view.queue.cost for view in self.views.values())
 
     def give_room(self) -> None:
-        """Give sources credit again for what they have sent and what no longer waits.
+        """Give each source credit again for what it has sent and what no longer waits of it.
 
-        So what waits and what may still be sent stay within `umq_rows` together.
+        So what waits and what may still be sent stay within `umq_rows` together, and what waits of one source
+        takes nothing of the share of another.
         """
-        owed = {source: channel.owed for source, channel in self.channels.items()}
-        room = sum(owed.values()) - self.waiting_rows
-        for source in sorted(owed, key=lambda source: -owed[source]):
-            if room > 0:
-                room -= self.channels[source].give_back(room)
+        room = Counter({source: channel.owed for source, channel in self.channels.items()})
+        with self.changed:
+            for run in (run for view in self.views.values() for run in view.queue.runs):
+                room[run.source] -= run.cost
+        for source, rows in room.items():
+            self.channels[source].give_back(rows)
 
     def write_failed(self, error: Exception) -> None:
         """A write to the warehouse failed, by the disk's fault or another."""
