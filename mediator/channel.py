@@ -56,6 +56,8 @@ MAX_BACKOFF_SECONDS = 5.0
 FIRST_BACKOFF_SECONDS = 0.2
 MOST_QUERY_BYTES = WRAPPER_REQUEST_BYTES - (64 << 10)
 """A larger query would be refused with its stream, and again on the next one. Some is left for its frame."""
+MOST_UNSENT = 1000
+"""Messages that may wait to leave; beyond, acknowledgements are left out: the next one says what they say."""
 CREDIT_SECONDS = 0.2
 """While all changes up to a position are waited for, how often their credit is given back."""
 SILENT_SECONDS = 10.0
@@ -226,7 +228,8 @@ class SourceChannel:
     def acknowledge(self, position: Position) -> None:
         """Everything up to here is committed: the source may trim its history."""
         with self._lock:
-            if self._is_up:
+            # A wrapper whose source does not answer takes no messages, and it is told at every commit.
+            if self._is_up and self._outgoing.qsize() < MOST_UNSENT:
                 self._send(
                     pb.ExchangeRequest(acknowledge=pb.Acknowledge(position=position_to_proto(position)))
                 )

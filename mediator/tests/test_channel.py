@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ from algebra.global_transaction import GlobalTransaction
 from algebra.local_view import LocalView, Occurrence, OutputColumn
 from algebra.position import ORIGIN, Position
 from algebra.sweep import Answer
-from mediator.channel import SourceChannel
+from mediator.channel import MOST_UNSENT, SourceChannel
 from mediator.open_queries import query_by_keys
 from mediator.reported_views import SourceUpdate
 from protos.lockstep.v1 import types_pb2, wrapper_pb2_grpc
@@ -40,6 +41,9 @@ class ScriptedWrapper(wrapper_pb2_grpc.WrapperServiceServicer):
     def __init__(self) -> None:
         self.script: queue.SimpleQueue[pb.ExchangeResponse] = queue.SimpleQueue()
         self.requests: queue.SimpleQueue[pb.ExchangeRequest] = queue.SimpleQueue()
+        self.takes = threading.Event()
+        """It takes what it is sent."""
+        self.takes.set()
         self.confirms = True
         """It says at once that it has taken up a local view."""
         self.parting: pb.ExchangeResponse | None = None
@@ -62,6 +66,7 @@ class ScriptedWrapper(wrapper_pb2_grpc.WrapperServiceServicer):
         yield pb.ExchangeResponse(attached=pb.Attached(source="s", protocol_version=PROTOCOL_VERSION))
         for request in request_iterator:
             self.requests.put(request)
+            self.takes.wait(30)
             if request.WhichOneof("message") == "define" and self.confirms:
                 name = request.define.local_view.name
                 yield pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=name))
@@ -403,3 +408,17 @@ def test_a_stream_that_fails_each_time_is_opened_ever_more_rarely_and_tells_why(
     setup.wrapper.script.put(progress(3))
     setup.channel.wait_delivered(VIEW.name, Position(3), 30)
     assert setup.channel._backoff._failures == 0
+
+
+def test_acknowledgements_do_not_pile_up_for_a_wrapper_that_takes_nothing(setup: Setup) -> None:
+    """Its source does not answer, for hours maybe, and other views go on; then it is acknowledged as ever."""
+    setup.wrapper.takes.clear()
+    for _ in range(100_000):
+        setup.channel.acknowledge(Position(5))
+    assert setup.channel._outgoing.qsize() <= MOST_UNSENT
+    setup.wrapper.takes.set()
+    for _ in range(100_000):
+        setup.channel.acknowledge(Position(6))
+        if setup.wrapper.requests.get(timeout=30).acknowledge.position.ordinal == 6:
+            return
+    raise AssertionError("it was not acknowledged again")
