@@ -352,17 +352,50 @@ def test_credit_comes_back_although_nothing_is_installed(site: Site) -> None:
     wait_for(server, lambda mediator: mediator.channels["one"].owed == 0)
 
 
-@pytest.mark.parametrize("busy", [False, True])
+def never_done(monkeypatch: pytest.MonkeyPatch, name: str, done: threading.Event) -> None:
+    """Have a view that gets message by message be busy with the first one until it is done."""
+    go_on = MaintenanceProcess.go_on
+
+    def busy(process: MaintenanceProcess) -> None:
+        if process.view.name != name or done.is_set():
+            go_on(process)
+
+    monkeypatch.setattr(MaintenanceProcess, "go_on", busy)
+
+
+def test_views_that_advance_together_do_not_wait_for_one_that_is_always_busy(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have a backlog that takes long, or get more than it can do."""
+    done = threading.Event()
+    never_done(monkeypatch, "v", done)
+    server, client = site.mediator()
+    client.create_view("v", VIEW, maintenance="psweep")
+    client.create_view("alone", ALONE)
+    for k in range(3, 6):
+        site.writers["one"].commit(f"INSERT INTO r VALUES ({k}, 1)")
+        client.wait_for_version("alone", k - 2)
+    assert client.view("v").version == 0
+    assert len(inside(server).views["v"].queue) == 3
+    done.set()
+    client.wait_for_version("v", 3)
+    assert client.bag("v") == Counter({(1, 1, 10): 1, (2, 2, 20): 1} | {(k, 1, 10): 1 for k in range(3, 6)})
+
+
+@pytest.mark.parametrize("busy", ["", "asks", "works"])
 def test_a_global_transaction_that_is_never_whole_does_not_fill_the_mediator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: str
 ) -> None:
     """All that comes after it waits for its other part: up to a bound. Then the view is paused.
 
-    Also if another view is always waiting for answers of its own.
+    Also if another view is always waiting for answers of its own, or always has something to do.
     """
     asking: property = vars(MaintenanceProcess)["is_asking"]
-    always = property(lambda self: (busy and self.view.name == "w") or asking.__get__(self))
+    always = property(lambda self: (busy == "asks" and self.view.name == "w") or asking.__get__(self))
     monkeypatch.setattr(MaintenanceProcess, "is_asking", always)
+    done = threading.Event()
+    if busy == "works":
+        never_done(monkeypatch, "x", done)
     with ExitStack() as stack:
         site = Site(stack, tmp_path, limits=WrapperLimits(max_run_rows=20))
         for name, table in (("one", "a"), ("two", "b")):
@@ -374,6 +407,8 @@ def test_a_global_transaction_that_is_never_whole_does_not_fill_the_mediator(
         sql = "SELECT a.id, a.n, b.n AS m FROM one.a AS a JOIN two.b AS b ON a.id = b.id"
         client.create_view("v", sql, maintenance="g-strobe")
         client.create_view("w", "SELECT a.n FROM one.a AS a")
+        client.create_view("x", "SELECT b.n FROM two.b AS b", maintenance="psweep")
+        site.writers["two"].commit("UPDATE b SET n = 1")
         mark = "INSERT INTO _lockstep_global (id, participants) VALUES ('never', 'one,two')"
         site.writers["one"].commit("UPDATE a SET n = 2", mark)
         for n in range(3, 203):
@@ -384,6 +419,7 @@ def test_a_global_transaction_that_is_never_whole_does_not_fill_the_mediator(
             "if that is to be waited for, raise umq_rows"
         )
         assert client.bag("v") == Counter([(1, 1, 1)])
+        done.set()
         client.wait_for_version("w", 201)
         wait_for(server, lambda mediator: mediator.waiting_rows == 0)
         client.refresh("v")

@@ -85,10 +85,10 @@ class Maintainer:
         """What is due now, or in a while."""
         with self._state.changed:
             due = self._due()
+            if stuck := [p.view for p in self._processes.values() if self._is_stuck(p)]:
+                self._let_all_come(stuck)
             if not due:
                 self._state.give_room()
-                if stuck := [p.view for p in self._processes.values() if self._is_stuck(p)]:
-                    self._let_all_come(stuck)
                 busy = any(p.is_asking for p in self._processes.values())
                 self._state.changed.wait(0.25 if busy else 1.0)
                 due = self._due()
@@ -139,6 +139,8 @@ class Maintainer:
 
     def _due(self) -> list[_Action]:
         due: list[_Action] = []
+        # Views that settle by themselves may always be busy: rounds do not wait for what they have to do.
+        by_themselves: list[_Action] = []
         for name, process in self._processes.items():
             view = process.view
             if self._state.views.get(name) is not view or view.problem or process.is_outdated:
@@ -146,10 +148,11 @@ class Maintainer:
             elif process.failed is not None:
                 due.append(partial(self._fail, process, process.failed))
             elif process.is_ready:
-                due.append(partial(self._guarded, process, process.go_on))
+                own = due if view.maintenance.takes_batches else by_themselves
+                own.append(partial(self._guarded, process, process.go_on))
             elif isinstance(process.waits_for, Settle):
                 if not view.installing.locked():
-                    due.append(partial(self._settle, process))
+                    by_themselves.append(partial(self._settle, process))
             elif process.is_overdue:
                 due.append(partial(self._guarded, process, process.give_up))
         for view in self._state.views.values():
@@ -159,7 +162,7 @@ class Maintainer:
                 due.append(partial(self._park, view))
             elif view.parked and not (view.problem or view.installing.locked() or self._state.away(view)):
                 due.append(partial(self._state.follow, view))
-        return due or self._round_due()
+        return [*by_themselves, *(due or self._round_due())]
 
     def _is_to_park(self, view: MaintainedView) -> bool:
         """Whether a view cannot go on, and should not collect what it misses in memory."""
