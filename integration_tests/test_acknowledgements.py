@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from algebra.arrow_ipc import from_ipc
-from integration_tests.site import ALONE, Site, inside, wait_for
+from integration_tests.site import ALONE, PATIENCE, Site, inside, wait_for
 from integration_tests.test_lost_history import copy_database, put_in_place
 from lab.soak.proxy import FAIR, Weather
-from mediator import acknowledgements
+from mediator import acknowledgements, loader
+from mediator.channel import SourceChannel
 from wrapper.tests.sqlite_writer import SqliteWriter
 
 QUIET = "SELECT q.x FROM one.q AS q"
@@ -101,6 +105,40 @@ def test_what_a_view_waits_for_is_not_trimmed(site: Site) -> None:
     client.wait_for_version("both", 1)
     assert client.bag("both") == Counter({(1, 10): 1, (2, 20): 1})
     wait_for(server, lambda _: trimmed(site) > missed + 1)
+
+
+@pytest.mark.parametrize("sql", [BOTH, "SELECT s.y FROM two.s AS s"])
+def test_a_load_keeps_its_own_sources_from_trimming_and_no_others(
+    site: Site, monkeypatch: pytest.MonkeyPatch, sql: str
+) -> None:
+    """It may take long, and another source must not run out of room meanwhile."""
+    server, client = site.mediator()
+    client.create_view("busy", ALONE)
+    load, begun, may_end = loader._load_source, threading.Event(), threading.Event()
+
+    def long(channel: SourceChannel, *given: Any) -> Any:
+        if channel.source == "two":
+            begun.set()
+            assert may_end.wait(PATIENCE)
+        return load(channel, *given)
+
+    monkeypatch.setattr(loader, "_load_source", long)
+    start = inside(server).warehouse.vector("busy")["one"].ordinal
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(client.create_view, "v", sql)
+        try:
+            assert begun.wait(PATIENCE)
+            write_much(site, 10)
+            client.wait_for_version("busy", MANY)
+            if sql == BOTH:
+                assert trimmed(site) <= start
+            else:
+                wait_for(server, lambda _: trimmed(site) > start)
+        finally:
+            may_end.set()
+        made.result()
+    wait_for(server, lambda _: trimmed(site) > start)
+    assert from_ipc(client.verify("v").arrow).num_rows == 0
 
 
 def test_nothing_is_trimmed_before_it_is_written_down(site: Site) -> None:

@@ -36,11 +36,11 @@ class Acknowledgements:
     def tell(self) -> None:
         """Tell each source what is committed for all views, unless a load needs what came before."""
         with self._state.changed:
-            if self._state.holds:
-                return
+            held = set(self._state.holds)
             needed = self._needed({view.name: view.resume_from for view in self._state.views.values()})
         for source, position in needed.items():
-            self._state.channels[source].acknowledge(position)
+            if source not in held:
+                self._state.channels[source].acknowledge(position)
 
     def look(self) -> None:
         """Now and then: note how far views have missed nothing, and tell the sources that may trim more."""

@@ -359,7 +359,7 @@ class Mediator:
             for source in decomposition.sources:
                 self.channels[source].wait_connected(ATTACH_SECONDS)
             with (
-                self._state.acknowledgements_held(),
+                self._state.acknowledgements_held(decomposition.sources),
                 loaded_extents(
                     decomposition.local_views, self.channels, progress, self.config.extent_rows
                 ) as loaded,

@@ -79,7 +79,7 @@ class Recomputer:
     def refresh(self, view: MaintainedView, progress: Progress) -> tuple[int, int]:
         """Read a view's sources again and install the difference as one version: (version, rows changed)."""
         name = view.name
-        with self._held(view), self._state.acknowledgements_held():
+        with self._held(view), self._state.acknowledgements_held(view.sources):
             self._state.catch_up(view)
             paused = not view.is_followed
             if paused:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -48,8 +48,8 @@ class MediatorState:
     on_storage: Callable[[bool], None] = lambda _: None
     """Told whether versions can be stored, when that changes."""
     _logged_problem: str = ""
-    holds: int = 0
-    """How many loads still need history that sources would trim if it were acknowledged."""
+    holds: Counter[str] = field(default_factory=Counter)
+    """By source, how many loads still need history that it would trim if it were acknowledged."""
     commit_seconds: Distribution = field(default_factory=lambda: Distribution(SECONDS))
     """How long commits took; the maintenance thread adds."""
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -182,12 +182,13 @@ class MediatorState:
             log.error("view %s is paused: %s (lockstep view refresh %s)", view.name, error, view.name)
 
     @contextmanager
-    def acknowledgements_held(self) -> Iterator[None]:
-        """Keep sources from trimming what a load still needs."""
+    def acknowledgements_held(self, sources: Iterable[str]) -> Iterator[None]:
+        """Keep these sources from trimming what a load still needs."""
+        held = Counter(sources)
         with self.changed:
-            self.holds += 1
+            self.holds += held
         try:
             yield
         finally:
             with self.changed:
-                self.holds -= 1
+                self.holds -= held
