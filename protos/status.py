@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -57,17 +58,13 @@ def abort(context: grpc.ServicerContext, error: errors.LockstepError) -> NoRetur
 
 
 def error_from_rpc(rpc_error: grpc.RpcError) -> errors.LockstepError:
-    """The error behind a failed RPC; one clear line in any case."""
-    status = rpc_status.from_call(rpc_error) if isinstance(rpc_error, grpc.Call) else None
-    if status is not None:
-        for detail in status.details:
-            info = error_details_pb2.ErrorInfo()
-            if detail.Is(info.DESCRIPTOR):
-                detail.Unpack(info)
-                return error_of(info.reason, status.message)
+    """The error behind a failed RPC; one clear line in any case, whatever the peer has sent."""
+    named = _named(rpc_error) if isinstance(rpc_error, grpc.Call) else None
+    if named is not None:
+        return named
     code = rpc_error.code() if isinstance(rpc_error, grpc.Call) else None
     text = rpc_error.details() if isinstance(rpc_error, grpc.Call) else str(rpc_error)
-    line = (text or str(code)).strip().splitlines()[0]
+    line = next(iter((text or "").strip().splitlines()), str(code))
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return errors.SourceUnavailableError(line)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -76,3 +73,16 @@ def error_from_rpc(rpc_error: grpc.RpcError) -> errors.LockstepError:
             f"{line}: a message is larger than the receiver takes" if too_large else line
         )
     return errors.LockstepError(line)
+
+
+def _named(call: grpc.Call) -> errors.LockstepError | None:
+    """The error that the peer has named by its reason; None if there is none that fits the call."""
+    info = error_details_pb2.ErrorInfo()
+    try:
+        status = rpc_status.from_call(call)
+        for detail in status.details if status is not None else ():
+            if detail.Unpack(info):
+                return error_of(info.reason, status.message)
+    except (DecodeError, ValueError):
+        return None  # made up, or of another status than what became of the call on its way
+    return None

@@ -35,6 +35,15 @@ VIEW = LocalView("v.s", "s", (Occurrence("r", "r"),), (), (), (OutputColumn("x",
 DEFINED = pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=VIEW.name))
 
 
+@dataclass(frozen=True)
+class Status(grpc.Status):
+    """The end of a failed call, as it goes over the wire."""
+
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: tuple[tuple[str, bytes], ...] = ()
+
+
 class ScriptedWrapper(wrapper_pb2_grpc.WrapperServiceServicer):
     """A wrapper that sends what a test tells it to, once a local view is defined or a query asked."""
 
@@ -48,6 +57,8 @@ class ScriptedWrapper(wrapper_pb2_grpc.WrapperServiceServicer):
         """It says at once that it has taken up a local view."""
         self.parting: pb.ExchangeResponse | None = None
         """What it says before it ends the stream, if it is to end it."""
+        self.abortion: Status | None = None
+        """With what it ends the stream the next time, if that is to fail."""
         self.extent: Iterator[pb.LoadLocalViewResponse] = iter(())
 
     def DescribeSource(
@@ -71,6 +82,9 @@ class ScriptedWrapper(wrapper_pb2_grpc.WrapperServiceServicer):
                 name = request.define.local_view.name
                 yield pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=name))
             if request.WhichOneof("message") in ("define", "query"):
+                if self.abortion is not None:
+                    abortion, self.abortion = self.abortion, None
+                    context.abort_with_status(abortion)
                 while not self.script.empty():
                     yield self.script.get()
                 if self.parting is not None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import grpc
 import pyarrow as pa
 import pytest
+from google.protobuf import any_pb2
+from google.rpc import status_pb2
 
 from algebra.arrow_ipc import to_ipc
 from algebra.errors import LimitExceededError, ProtocolVersionError
@@ -17,6 +20,7 @@ from mediator.tests.test_channel import (  # noqa: F401 (the fixture)
     INT,
     VIEW,
     Setup,
+    Status,
     ask,
     progress,
     result,
@@ -228,6 +232,42 @@ def test_what_a_wrapper_says_of_an_error_is_one_line_of_bounded_length(setup: Se
     problem = wait_for_problem(setup)
     assert problem.startswith("locked xxx")
     assert len(problem) <= 1000
+
+
+DETAILS = "grpc-status-details-bin"
+CODE = grpc.StatusCode.ABORTED
+ODD_ENDS = {
+    "another code than the call has": status_pb2.Status(code=5, message="gone").SerializeToString(),
+    "a code that there is not": status_pb2.Status(code=99, message="gone").SerializeToString(),
+    "another text than the call has": status_pb2.Status(code=10, message="other").SerializeToString(),
+    "no message": b"\xff\xff",
+    "details that are no message": status_pb2.Status(
+        code=10,
+        message="gone",
+        details=[any_pb2.Any(type_url="type.googleapis.com/google.rpc.ErrorInfo", value=b"\xff\xff")],
+    ).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_ENDS)
+def test_a_stream_that_ends_in_an_odd_way_is_begun_again(setup: Setup, odd: str) -> None:  # noqa: F811
+    assert end_oddly(setup, Status(CODE, "gone", ((DETAILS, ODD_ENDS[odd]),))) == "gone"
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n"])
+def test_a_stream_that_ends_without_a_word_is_begun_again(setup: Setup, text: str) -> None:  # noqa: F811
+    assert end_oddly(setup, Status(CODE, text)) == "StatusCode.ABORTED"
+
+
+def end_oddly(setup: Setup, status: Status) -> str:  # noqa: F811
+    """What the channel complains of when the stream ends that way; returns when the next one delivers."""
+    for told in (update(3), progress(3)):
+        setup.wrapper.script.put(told)
+    setup.wrapper.abortion = status
+    setup.channel.define([VIEW], Position(2))
+    problem = wait_for_problem(setup)
+    setup.channel.wait_delivered(VIEW.name, Position(3), 10)
+    return problem
 
 
 def extent(rows: int, last: bool = False) -> pb.LoadLocalViewResponse:
