@@ -15,6 +15,10 @@ from algebra import errors
 
 DOMAIN = "lockstep"
 
+LONGEST_ENCODED = 3000
+"""Characters of a message at most, as gRPC encodes them. It goes into the trailers twice, and whoever gets
+more than 8 KiB of trailers hears of that instead of the reason."""
+
 STATUS: Mapping[type[errors.LockstepError], grpc.StatusCode] = {
     errors.ConfigurationError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.MissingExtraError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -52,9 +56,20 @@ def abort(context: grpc.ServicerContext, error: errors.LockstepError) -> NoRetur
     detail = any_pb2.Any()
     detail.Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
     code = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), grpc.StatusCode.INTERNAL)
-    status = status_pb2.Status(code=code.value[0], message=error.message, details=[detail])
+    status = status_pb2.Status(code=code.value[0], message=_bounded(error.message), details=[detail])
     context.abort_with_status(rpc_status.to_status(status))
     raise AssertionError("abort_with_status returned")
+
+
+def _bounded(message: str) -> str:
+    """The message, cut where it would be longer than `LONGEST_ENCODED`."""
+    length = 0
+    for at, character in enumerate(message):
+        plain = " " <= character <= "~" and character != "%"
+        length += 1 if plain else len(character.encode("utf-8", "replace")) * len("%00")
+        if length > LONGEST_ENCODED:
+            return message[:at] + "…"
+    return message
 
 
 def error_from_rpc(rpc_error: grpc.RpcError) -> errors.LockstepError:
