@@ -15,13 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import grpc
+import pyarrow as pa
 import pytest
 from grpc_health.v1 import health_pb2
 
 from adapters.spi import Snapshot
 from algebra.arrow_ipc import from_ipc
-from algebra.errors import INTERNAL_ERROR, StorageError
+from algebra.errors import INTERNAL_ERROR, DataError, StorageError
 from integration_tests.client import Client
 from integration_tests.processes import run_lockstep
 from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
@@ -29,6 +31,7 @@ from integration_tests.test_network import health
 from mediator.backoff import Backoff, Retries
 from mediator.config import ViewSpecConfig
 from mediator.storage_errors import storage_error
+from mediator.warehouse.duck import transform
 from mediator.warehouse.warehouse import Warehouse
 from protos.security.settings import Connection, ServerSecurity
 from protos.security.tokens import TokenFile
@@ -359,6 +362,33 @@ def test_a_full_disk_of_a_wrapper_is_not_taken_for_the_warehouses(
     assert client.view("v").state == "maintained"
 
 
+def test_the_words_of_a_wrapper_are_not_taken_for_those_of_the_system(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it says of a query concerns the view that it is for, and neither the warehouse nor health."""
+    later = QueryProcessor._later
+
+    def refused(self: QueryProcessor, *given: Any) -> Any:
+        if self.source == "two":
+            raise DataError("source 'two': No space left on device")
+        return later(self, *given)
+
+    monkeypatch.setattr(QueryProcessor, "_later", refused)
+    server, client = site.mediator()
+    told: list[bool] = []
+    inside(server).on_storage(told.append)
+    client.create_view("v", VIEW)
+    client.create_view("w", ALONE)
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 1)")
+    wait_for(server, lambda m: bool(m.problem("v")) or bool(told))
+    client.wait_for_version("w", 1)
+    assert (client.view("v").state, client.view("v").problem) == (
+        "paused",
+        "source 'two': No space left on device",
+    )
+    assert (client.status().problem, told) == ("", [])
+
+
 def test_only_who_manages_is_told_where_on_the_disk_and_nobody_an_exceptions_words(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -540,6 +570,7 @@ def test_a_disk_that_fails_at_one_step_is_tried_again(site: Site, step: str) -> 
         (OSError(errno.EROFS, "x"), "read-only"),
         (ValueError("something else"), None),
         (OSError(errno.ENOENT, "x"), None),
+        (DataError("source 'two': No space left on device"), None),
     ],
 )
 def test_which_failures_are_the_disks(error: Exception, found: str | None) -> None:
@@ -547,3 +578,17 @@ def test_which_failures_are_the_disks(error: Exception, found: str | None) -> No
     assert (made is None) == (found is None)
     if made is not None:
         assert str(found) in made.message
+
+
+def test_a_disk_that_fails_while_rows_are_read_is_told_from_what_others_say() -> None:
+    def full() -> Iterator[pa.RecordBatch]:
+        raise duckdb.IOException("IO Error: Could not write file: No space left on device")
+        yield
+
+    schema = pa.schema([("x", pa.int64())])
+    rows = transform(pa.RecordBatchReader.from_batches(schema, full()), schema, lambda batch: batch)
+    with pytest.raises(DataError) as failed:
+        rows.read_all()
+    found = storage_error(failed.value, "the warehouse")
+    assert found is not None
+    assert "the disk is full" in found.message

@@ -5,7 +5,8 @@ as an error of DuckDB's spill files or as a Java trace. Treated as unexpected, i
 right and only have to wait.
 
 Chosen way: the error number where there is one, else the words that the operating system puts into all of
-these texts. Everything else stays unexpected.
+these texts. Everything else stays unexpected. The words of an error of ours may be a wrapper's, which speaks
+of its own disk, or lies; what made it here is its cause.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import errno
 import os
 from collections.abc import Iterator
 
-from algebra.errors import StorageError
+from algebra.errors import LockstepError, StorageError
 
 _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG)
 _WORDS = {
@@ -36,7 +37,7 @@ def storage_error(error: BaseException | None, where: str) -> StorageError | Non
     for cause in _causes(error):
         if isinstance(cause, StorageError):
             return cause
-        number = _number(cause)
+        number = None if isinstance(cause, LockstepError) else _number(cause)
         if number is not None:
             named = cause.filename if isinstance(cause, OSError) else None
             where = str(named) if named else where

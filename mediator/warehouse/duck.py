@@ -75,7 +75,7 @@ def transform(
                 if batch.num_rows:
                     yield function(batch)
         except (duckdb.Error, pa.ArrowException, OSError) as error:
-            raise query_error(error) from None
+            raise query_error(error) from error
         del kept
 
     return pa.RecordBatchReader.from_batches(schema, batches(kept))
