@@ -9,11 +9,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from integration_tests.processes import LockstepProcess, run_lockstep
 from integration_tests.site import PATIENCE
 from lab.soak.deployment import wait_until
+from mediator.warehouse.tests.builders import row
+from mediator.warehouse.warehouse import Warehouse
 
 ANY = "127.0.0.1:0"
 
@@ -87,3 +90,36 @@ def test_records_of_a_common_start_are_records_still(tmp_path: Path) -> None:
     records = [json.loads(line) for line in lines]
     assert {record["process"] for record in records} == {"mediator", "wrapper shop"}
     assert any(record.get("logger") == "mediator.channel" for record in records)
+
+
+@pytest.mark.parametrize(
+    ("options", "variable"), [((), "elsewhere"), (("--warehouse", "elsewhere"), "no warehouse")]
+)
+def test_a_warehouse_that_is_not_the_files_is_copied_and_looked_at(
+    tmp_path: Path, options: tuple[str, ...], variable: str
+) -> None:
+    """As by the mediator: an option wins over its variable, and that over the file."""
+    file = written(tmp_path, {}, {})
+    Warehouse(tmp_path / "warehouse").close()
+    kept = tmp_path / "elsewhere"
+    with Warehouse(kept) as warehouse:
+        rows = pa.table({"x": pa.array([1], pa.int64()), "_count": pa.array([1], pa.int64())})
+        warehouse.create_view("v", {}, pa.schema([("x", pa.int64())]), rows, row(0))
+    given = [str(tmp_path / part) if part == "elsewhere" else part for part in options]
+    environment = {"LOCKSTEP_WAREHOUSE": str(tmp_path / variable)}
+    copied = run_lockstep(
+        "backup", str(file), str(tmp_path / "copy"), "--json", *given, environment=environment
+    )
+    assert copied.returncode == 0, copied.stderr
+    assert json.loads(copied.stdout)["versions"] == {"v": 0}
+    seen = run_lockstep("doctor", str(file), "--json", *given, environment=environment)
+    (found,) = [line for line in json.loads(seen.stdout) if line["what"] == "warehouse"]
+    assert found["detail"].startswith(f"{kept} (there)")
+
+
+def test_doctor_looks_at_the_address_that_the_mediator_would_take(tmp_path: Path, taken: str) -> None:
+    environment = {"LOCKSTEP_MEDIATOR_LISTEN": taken}
+    done = run_lockstep("doctor", str(written(tmp_path, {}, {})), "--json", environment=environment)
+    (found,) = [line for line in json.loads(done.stdout) if line["what"] == "mediator"]
+    assert found["state"] == "wrong"
+    assert taken in found["detail"]

@@ -6,11 +6,11 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -18,6 +18,7 @@ from rich.text import Text
 from algebra.errors import LockstepError
 from algebra.redaction import redacted
 from cli import build, config, connecting, text
+from cli.commands.servers import EngineOption, MediatorListen, WarehouseFolder, checked_listen
 from cli.config import Configuration
 from cli.config_model import ConnectSection, Engine, ServerSection
 from cli.options import AsJson, ConfigFile
@@ -46,6 +47,9 @@ class Finding:
 def doctor(
     file: ConfigFile,
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds per network check.")] = 3.0,
+    engine: EngineOption = None,
+    listen: MediatorListen = None,
+    warehouse: WarehouseFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a configuration and what it needs: certificates, sources, rights, ports, wrappers, disk, clock.
@@ -53,7 +57,8 @@ def doctor(
     Nothing is changed anywhere. Exit code 1 if something is wrong; what does not run yet is only a warning.
     """
     findings = []
-    for finding in _findings(file, timeout):
+    mediator = {"engine": engine, "listen": checked_listen(listen), "warehouse": warehouse}
+    for finding in _findings(file, mediator, timeout):
         findings.append(finding)
         if not as_json:
             line = Text.assemble(
@@ -66,12 +71,13 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _findings(file: Path, timeout: float) -> Iterator[Finding]:
+def _findings(file: Path, mediator: Mapping[str, Any], timeout: float) -> Iterator[Finding]:
     try:
         configuration = config.load(file)
     except LockstepError as error:
         yield Finding(WRONG, "configuration", error.message)
         return
+    configuration = replace(configuration, mediator=config.override(configuration.mediator, **mediator))
     sources, views = len(configuration.sources), len(configuration.views)
     yield Finding(GOOD, "configuration", f"{text.count(sources, 'source')}, {text.count(views, 'view')}")
     servers = {"mediator": configuration.mediator} | {

@@ -22,6 +22,14 @@ START_TIMEOUT = 180.0
 EngineOption = Annotated[
     Engine | None, typer.Option("--engine", envvar="LOCKSTEP_ENGINE", help="Where joins run.")
 ]
+MediatorListen = Annotated[
+    str | None,
+    typer.Option("--listen", envvar="LOCKSTEP_MEDIATOR_LISTEN", help="host:port instead of the file's."),
+]
+WarehouseFolder = Annotated[
+    str | None,
+    typer.Option("--warehouse", envvar="LOCKSTEP_WAREHOUSE", help="Folder or URI instead of the file's."),
+]
 Supervised = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when stdin closes.")]
 
 
@@ -38,7 +46,7 @@ def wrapper(
     configuration = config.load(file)
     names = configuration.chosen(source)
     if len(names) == 1:
-        server = build.wrapper_server(configuration, names[0], _checked(listen))
+        server = build.wrapper_server(configuration, names[0], checked_listen(listen))
         serve(server, f"wrapper {names[0]}", supervised=supervised)
         return
     if listen is not None:
@@ -53,14 +61,8 @@ def wrapper(
 def mediator(
     file: ConfigFile,
     engine: EngineOption = None,
-    listen: Annotated[
-        str | None,
-        typer.Option("--listen", envvar="LOCKSTEP_MEDIATOR_LISTEN", help="host:port instead of the file's."),
-    ] = None,
-    warehouse: Annotated[
-        str | None,
-        typer.Option("--warehouse", envvar="LOCKSTEP_WAREHOUSE", help="Folder or URI instead of the file's."),
-    ] = None,
+    listen: MediatorListen = None,
+    warehouse: WarehouseFolder = None,
     max_batch: Annotated[
         int | None,
         typer.Option("--max-batch", envvar="LOCKSTEP_MAX_BATCH", min=1, help="Transactions per sweep."),
@@ -76,7 +78,7 @@ def mediator(
     section = config.override(
         configuration.mediator,
         engine=engine,
-        listen=_checked(listen),
+        listen=checked_listen(listen),
         warehouse=warehouse,
         max_batch=max_batch,
     )
@@ -128,7 +130,8 @@ def _start_wrappers(
     return {name: config.reachable(child.wait_ready(START_TIMEOUT, stop)) for name, child in children.items()}
 
 
-def _checked(address: str | None) -> str | None:
+def checked_listen(address: str | None) -> str | None:
+    """The address that `--listen` gives, if it is one."""
     try:
         return None if address is None else host_port(address)
     except ValueError as error:
