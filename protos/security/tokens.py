@@ -183,11 +183,9 @@ class TokenStore:
         self._hashing = threading.BoundedSemaphore(2)
         """Guessing must not take all cores."""
         self._key = secrets.token_bytes(32)
-        self._stamp: tuple[int, ...] | None = None
-        self._entries: dict[str, TokenEntry] = {}
         self._checked: dict[bytes, str] = {}
+        self._stamp = self._stamp_now()  # before the file is read, which may change meanwhile
         self._entries = {entry.id: entry for entry in self._file.entries()}  # wrong at the start is an error
-        self._stamp = self._stamp_now()
 
     def recognised(self, token: str) -> Principal | None:
         """Whose token this is if it was verified before and is still valid; costs no slow hash."""

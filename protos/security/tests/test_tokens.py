@@ -11,7 +11,7 @@ import pytest
 
 from algebra.errors import AlreadyExistsError, ConfigurationError, NotFoundError, UnauthenticatedError
 from protos.security import tokens
-from protos.security.tokens import TokenFile, TokenStore
+from protos.security.tokens import TokenEntry, TokenFile, TokenStore
 
 
 @pytest.fixture
@@ -56,6 +56,24 @@ def test_a_revoked_token_is_refused_by_a_store_that_knew_it(file: TokenFile) -> 
     with pytest.raises(UnauthenticatedError):
         store.authenticate(stolen)
     assert store.authenticate(other).name == "other"
+
+
+def test_a_token_that_is_revoked_while_a_store_begins_is_refused(
+    file: TokenFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stolen = file.create("stolen", ["manage"])
+    read = TokenFile.entries
+
+    def and_then_revoked(self: TokenFile) -> list[TokenEntry]:
+        found = read(self)
+        monkeypatch.setattr(TokenFile, "entries", read)
+        self.revoke("stolen")
+        return found
+
+    monkeypatch.setattr(TokenFile, "entries", and_then_revoked)
+    store = TokenStore(file.path)
+    with pytest.raises(UnauthenticatedError):
+        store.authenticate(stolen)
 
 
 def test_a_token_of_the_same_name_is_not_the_same_token(file: TokenFile) -> None:
