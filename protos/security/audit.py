@@ -33,6 +33,8 @@ class AuditLog:
         self._path = path
         self._server = server
         self._lock = threading.Lock()
+        self._torn = False
+        """The disk took only the beginning of the last record."""
         if path is not None:
             try:
                 make_private_folder(path.parent)
@@ -73,7 +75,12 @@ class AuditLog:
     def _append(self, data: bytes) -> None:
         # Opened for each record: the file may be moved away by a rotation at any time.
         handle = private(str(self._path), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        written = 0
         try:
-            os.write(handle, data)
+            if self._torn and os.fstat(handle).st_size:
+                data = b"\n" + data
+            while written < len(data):
+                written += os.write(handle, data[written:])
         finally:
+            self._torn = written < len(data) if written else self._torn
             os.close(handle)

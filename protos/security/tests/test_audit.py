@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,30 @@ def test_a_record_that_cannot_be_written_is_logged_as_lost(
     audit.record(None, "", "drop", "orders", "ok")
     assert "the audit record is lost" in caplog.text
     assert "orders" in caplog.text
+
+
+def test_a_record_that_was_written_in_part_is_lost_and_harms_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a disk does that becomes full: it takes the beginning, and then nothing."""
+    write, room = os.write, [100]
+
+    def until_full(handle: int, data: bytes) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(handle, data[: room.pop()])
+
+    file = tmp_path / "audit.jsonl"
+    audit = AuditLog(file, "mediator")
+    audit.record(None, "", "drop", "one", "ok")
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", until_full)
+        audit.record(None, "", "drop", "two", "ok")
+        audit.record(None, "", "drop", "three", "ok")
+    for lost in ("two", "three"):
+        assert any("is lost" in line and f'"{lost}"' in line for line in caplog.messages)
+    audit.record(None, "", "drop", "four", "ok")
+    audit.record(None, "", "drop", "five", "ok")
+    first, torn, *others = file.read_text().splitlines()
+    assert len(torn) == 100
+    assert [json.loads(line)["target"] for line in (first, *others)] == ["one", "four", "five"]
