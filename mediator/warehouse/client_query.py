@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import tempfile
 import threading
 import time
 import weakref
@@ -39,6 +38,7 @@ from algebra.errors import (
     RefusedError,
     SourceUnavailableError,
 )
+from algebra.scratch import ScratchFolder
 from mediator.warehouse.query import FORBIDDEN, TABLE_FUNCTIONS, one_line, query_error
 from mediator.warehouse.query_process import ProcessEndedError, ProcessError, QueryProcess, Spare
 from mediator.warehouse.query_worker import ROW_BYTES
@@ -117,7 +117,7 @@ class ClientQuery:
     def ask(self, spare: Spare, question: Question) -> pa.Schema:
         """Gives the question to a process; the schema of what it answers."""
         # Whatever DuckDB puts onto the disk has to go with it, also if it is killed.
-        spill = self.held.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-query-"))
+        spill = str(self.held.enter_context(ScratchFolder("query")))
         self._paths = [spill, *map(str, question.files)]
         try:
             process = spare.take()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from algebra.errors import ConfigurationError, DataError, LimitExceededError, SourceUnavailableError
+from algebra.scratch import ScratchFolder
 from mediator.warehouse.client_query import ClientQueries, QueryLimits, Question
 from mediator.warehouse.query_process import _environment
 from protos.process_memory import peak_bytes, resident_bytes
@@ -268,14 +270,15 @@ THEN
 """
 
 
-@pytest.mark.parametrize(
-    "then", ["rows.read_all()", "import threading; threading.Event().wait()"], ids=["read", "not read"]
-)
-def test_no_process_and_no_file_outlives_a_killed_owner(tmp_path: Path, then: str) -> None:
-    spills = tmp_path / "spills"
+@contextmanager
+def owner_that_is_killed(
+    folder: Path, then: str
+) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process], Path]]:
+    """A process whose query has put rows into a temporary folder, its children, and where that folder is."""
+    spills = folder / "spills"
     spills.mkdir()
     owner = subprocess.Popen(
-        [sys.executable, "-c", _KILLED.replace("THEN", then), str(tmp_path / "warehouse")],
+        [sys.executable, "-c", _KILLED.replace("THEN", then), str(folder / "warehouse")],
         env={**os.environ, "TMPDIR": str(spills)},
         stdout=subprocess.PIPE,
         text=True,
@@ -284,9 +287,32 @@ def test_no_process_and_no_file_outlives_a_killed_owner(tmp_path: Path, then: st
     children = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
     assert len(children) == 2
     assert list(spills.glob("lockstep-query-*/*"))
-    owner.kill()
-    owner.wait()
-    for child in children:
-        child.wait(GONE_SECONDS)
-    assert list(spills.glob("lockstep-query-*")) == []
+    yield owner, children, spills
     owner.stdout.close()
+
+
+@pytest.mark.parametrize(
+    "then", ["rows.read_all()", "import threading; threading.Event().wait()"], ids=["read", "not read"]
+)
+def test_no_process_and_no_file_outlives_a_killed_owner(tmp_path: Path, then: str) -> None:
+    with owner_that_is_killed(tmp_path, then) as (owner, children, spills):
+        owner.kill()
+        owner.wait()
+        for child in children:
+            child.wait(GONE_SECONDS)
+        assert list(spills.glob("lockstep-query-*")) == []
+
+
+def test_what_is_left_when_all_are_killed_is_removed_by_the_next_process(tmp_path: Path) -> None:
+    """A service manager, or a machine without memory, ends the mediator together with its children."""
+    with owner_that_is_killed(tmp_path, "rows.read_all()") as (owner, children, spills):
+        owner.send_signal(signal.SIGSTOP)
+        for child in children:
+            child.kill()
+        owner.kill()
+        owner.wait()
+        for child in children:
+            child.wait(GONE_SECONDS)
+        with ScratchFolder("next", spills) as mine:
+            assert list(spills.glob("lockstep-query-*")) == []
+            assert mine.is_dir()
