@@ -7,12 +7,14 @@ import os
 import random
 import socket
 import struct
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+import protos.metrics
 from integration_tests.site import VIEW, Site, inside, wait_for
 from lab.soak.proxy import FAIR, Weather
 from mediator import metrics
@@ -174,3 +176,31 @@ def test_nonsense_at_the_endpoint_leaves_no_trace(capfd: pytest.CaptureFixture[s
         assert b"lockstep_memory_bytes" in peer.makefile("rb").read()
     endpoint.stop()
     assert capfd.readouterr().err == ""
+
+
+def test_connections_to_the_endpoint_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond the bound are closed at once, and others come in when there are places again."""
+    monkeypatch.setattr(protos.metrics, "_CONNECTIONS", 4)
+    endpoint = MetricsEndpoint("127.0.0.1:0", ServerSecurity(), None, lambda _: None)
+    host, _, port = endpoint.start().removeprefix("http://").removesuffix("/metrics").rpartition(":")
+    before = threading.active_count()
+    with ExitStack() as stack:
+        stack.callback(endpoint.stop)
+        silent = [stack.enter_context(socket.create_connection((host, int(port)), 60)) for _ in range(4)]
+        for _ in range(20):
+            with socket.create_connection((host, int(port)), 60) as beyond:
+                assert beyond.recv(1) == b""
+        assert threading.active_count() <= before + len(silent)
+        for peer in silent:
+            peer.shutdown(socket.SHUT_WR)
+            assert peer.recv(1) == b""
+        answers = (scraped(host, int(port)) for _ in range(1000))  # a place may not be free yet
+        assert any(b"lockstep_memory_bytes" in answer for answer in answers)
+
+
+def scraped(host: str, port: int) -> bytes:
+    """What the endpoint says; nothing if it has no place."""
+    with suppress(ConnectionError), socket.create_connection((host, port), 60) as peer:
+        peer.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        return peer.makefile("rb").read()
+    return b""

@@ -40,6 +40,9 @@ SIZES = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5
 Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily)
 
 _REQUEST_SECONDS = 30.0
+_CONNECTIONS = 64
+"""Connections at once; more are closed unread, so that the process has threads and file descriptors left for
+its work."""
 
 
 @dataclass
@@ -133,6 +136,26 @@ class _HttpServer(ThreadingWSGIServer):
     """
 
     files: TlsFiles | None = None
+
+    def __init__(self, *arguments: Any) -> None:
+        self._places = threading.BoundedSemaphore(_CONNECTIONS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         if self.files is None:
