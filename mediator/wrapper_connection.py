@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from algebra.errors import LockstepError, ProtocolVersionError, SourceUnavailableError
+from algebra.errors import LockstepError, ProtocolVersionError, SourceUnavailableError, StorageError
 from algebra.local_view import LocalView
 from algebra.schema import Catalog
 from protos.convert import PROTOCOL_VERSION, catalog_from_proto, local_view_to_proto
@@ -163,7 +163,8 @@ class WrapperConnection:
 
     def _unavailable(self, error: grpc.RpcError) -> LockstepError:
         found = error_from_rpc(error)
-        if isinstance(found, SourceUnavailableError) or type(found) is LockstepError:
+        # A full disk is that of the wrapper, not ours.
+        if isinstance(found, SourceUnavailableError | StorageError) or type(found) is LockstepError:
             return SourceUnavailableError(
                 f"the wrapper of source {self._source!r} at {self._address} does not answer: {found.message}"
             )

@@ -58,17 +58,19 @@ class ScriptedWrapper(wrapper_pb2_grpc.WrapperServiceServicer):
         self.parting: pb.ExchangeResponse | None = None
         """What it says before it ends the stream, if it is to end it."""
         self.abortion: Status | None = None
-        """With what it ends the stream the next time, if that is to fail."""
+        """With what it ends the next call, if that is to fail: the stream when it is asked for something."""
         self.extent: Iterator[pb.LoadLocalViewResponse] = iter(())
 
     def DescribeSource(
         self, request: pb.DescribeSourceRequest, context: grpc.ServicerContext
     ) -> pb.DescribeSourceResponse:
+        self._abort(context)
         return pb.DescribeSourceResponse(source="s", protocol_version=PROTOCOL_VERSION)
 
     def LoadLocalView(
         self, request: pb.LoadLocalViewRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.LoadLocalViewResponse]:
+        self._abort(context)
         yield from self.extent
 
     def Exchange(
@@ -82,14 +84,17 @@ class ScriptedWrapper(wrapper_pb2_grpc.WrapperServiceServicer):
                 name = request.define.local_view.name
                 yield pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=name))
             if request.WhichOneof("message") in ("define", "query"):
-                if self.abortion is not None:
-                    abortion, self.abortion = self.abortion, None
-                    context.abort_with_status(abortion)
+                self._abort(context)
                 while not self.script.empty():
                     yield self.script.get()
                 if self.parting is not None:
                     yield self.parting
                     return
+
+    def _abort(self, context: grpc.ServicerContext) -> None:
+        if self.abortion is not None:
+            abortion, self.abortion = self.abortion, None
+            context.abort_with_status(abortion)
 
 
 @dataclass

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pyarrow as pa
 import pytest
 from google.protobuf import any_pb2
-from google.rpc import status_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 from algebra.arrow_ipc import to_ipc
-from algebra.errors import LimitExceededError, ProtocolVersionError
+from algebra.errors import (
+    LimitExceededError,
+    LockstepError,
+    ProtocolVersionError,
+    SourceUnavailableError,
+    StorageError,
+)
 from algebra.position import Position
+from mediator.channel import SourceChannel
 from mediator.loader import loaded_extents
 from mediator.tests.test_channel import (  # noqa: F401 (the fixture)
     ASSEMBLED,
@@ -328,6 +337,24 @@ class _Describes:
 
     def DescribeSource(self, request: object, **_: object) -> pb.DescribeSourceResponse:
         return self._answer
+
+
+@pytest.mark.parametrize(
+    "ask", [SourceChannel.describe, lambda channel: list(channel.load([VIEW]))], ids=["describe", "load"]
+)
+def test_a_disk_that_is_full_there_is_not_ours(setup: Setup, ask: Callable[[SourceChannel], Any]) -> None:  # noqa: F811
+    """A `StorageError` is for the mediator's own: versions could not be stored, and health would say so."""
+    setup.wrapper.abortion = failed_with(StorageError("the disk is full"))
+    with pytest.raises(SourceUnavailableError, match=r"^the wrapper of source 's' .*: the disk is full$"):
+        ask(setup.channel)
+
+
+def failed_with(error: LockstepError) -> Status:
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.ErrorInfo(reason=error.reason))
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    status = status_pb2.Status(code=code.value[0], message=str(error), details=[detail])
+    return Status(code, str(error), ((DETAILS, status.SerializeToString()),))
 
 
 def test_a_catalog_that_cannot_be_is_refused(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
