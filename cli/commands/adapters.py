@@ -12,7 +12,7 @@ from rich.text import Text
 from cli import build, config
 from cli.options import AsJson, ConfigFile, DryRun, SourceName
 from cli.output import console, emit_json, table
-from cli.text import visible
+from cli.text import visible, visible_lines
 
 if TYPE_CHECKING:
     from adapters.spi import CaptureProfile
@@ -121,7 +121,9 @@ def check(file: ConfigFile, source: SourceName = None, as_json: AsJson = False) 
             if not result["tried"]:
                 mark = ("--  ", "dim")
             detail = f"  {visible(_one_line(result['detail']))}" if result["detail"] else ""
-            out.print(Text.assemble("  ", mark, f"  {result['check']}", (detail, "dim")), soft_wrap=True)
+            out.print(
+                Text.assemble("  ", mark, f"  {visible(result['check'])}", (detail, "dim")), soft_wrap=True
+            )
     if as_json:
         emit_json([{"source": name, "checks": checks} for name, checks in results.items()])
     if not all(result["ok"] for checks in results.values() for result in checks):
@@ -158,7 +160,7 @@ def _show(what: str, source: str, steps: list[str], dry_run: bool, as_json: bool
         emit_json({"source": source, "action": what, "dry_run": dry_run, "steps": steps})
         return
     for step in steps:
-        print(step)
+        print(visible_lines(step))
     if not steps:
         print(f"{source}: nothing to do")
     elif not dry_run:

@@ -31,5 +31,5 @@ def backup(
         emit_json({"folder": str(target.resolve()), "versions": versions})
         return
     for name, version in sorted(versions.items()):
-        print(f"view {name} at version {version}")
+        print(f"view {text.visible(name)} at version {version}")
     print(f"copied {text.count(len(versions), 'view')} to {target}")

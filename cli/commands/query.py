@@ -42,7 +42,7 @@ def query(
         width = shutil.get_terminal_size().columns if output is None and sys.stdout.isatty() else None
         total, versions = _copy(mediator.stream(mediator.stub.Query, request), rows.writer(form, out, width))
     if form is Format.TABLE and output is None:
-        read = ", ".join(f"{view} at version {versions[view]}" for view in sorted(versions))
+        read = ", ".join(f"{text.visible(view)} at version {versions[view]}" for view in sorted(versions))
         print(f"{text.count(total, 'row')}{f' ({read})' if read else ''}", file=sys.stderr)
 
 

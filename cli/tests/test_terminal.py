@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -94,6 +96,7 @@ COMMANDS = (
     ["view", "list"],
     ["explain", "v"],
     ["watch", "v", "--max-versions", "1"],
+    ["query", "SELECT 1"],
 )
 
 
@@ -115,6 +118,7 @@ def hostile(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         "ListViews": pb.ListViewsResponse(views=[view]),
         "Explain": pb.ExplainResponse(explanation=explanation),
         "WatchView": iter([change]),
+        "Query": iter([pb.QueryResponse(arrow=change.arrow, versions={HOSTILE: 1})]),
     }
     for method, answer in answers.items():
         monkeypatch.setattr(FakeMediator, method, lambda self, request, context, answer=answer: answer)
@@ -135,3 +139,27 @@ def test_a_name_in_a_configuration_is_shown(run: Run, tmp_path: Path) -> None:
     result = run("up", tmp_path / "a.yaml")
     assert r"sources.a\x1b[31m\x9b2J: " in result.stderr
     assert not STEERING.search(result.stderr)
+
+
+@pytest.mark.parametrize(
+    "command", [["prepare", "--dry-run"], ["prepare"], ["check"], ["remove", "--dry-run"]], ids=" ".join
+)
+def test_names_in_a_source_are_shown(run: Run, tmp_path: Path, command: list[str]) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
+        shop.execute(f'CREATE TABLE "{HOSTILE}" (id INTEGER PRIMARY KEY, "{HOSTILE}" TEXT)')
+    file = tmp_path / "a.yaml"
+    file.write_text("sources: {shop: {adapter: sqlite, url: 'sqlite:///shop.db'}}")
+    if command[0] == "remove":
+        assert run("adapter", "prepare", file, "--source", "shop").exit_code == 0
+    result = run("adapter", *command, file, "--source", "shop")
+    assert result.exit_code == 0, result.output
+    assert SHOWN in result.output
+    assert not STEERING.search(result.output)
+
+
+def test_the_views_of_a_copy_are_shown(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mediator.warehouse.backup.backup", lambda *_: {HOSTILE: 1})
+    (tmp_path / "a.yaml").write_text("")
+    result = run("backup", tmp_path / "a.yaml", tmp_path / "copy")
+    assert f"view {SHOWN} at version 1\n" in result.output
+    assert not STEERING.search(result.output)
