@@ -101,7 +101,8 @@ class MediatorClient:
                 return self._unreachable(error.details() or "")
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
             return UnauthenticatedError(
-                f"the mediator at {self.address} ended the call: it is stopping, or the token was revoked"
+                f"the mediator at {self.address} ended the call: it is stopping, the token was revoked, "
+                "or a query's time was over and its answer not read"
             )
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return NotFoundError(f"what answers at {self.address} is no mediator; is it a wrapper?")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 
 from integration_tests.client import Client
 from integration_tests.processes import LockstepProcess
+from integration_tests.site import Site, wait_for
+from mediator.warehouse import client_query
 from protos.lockstep.v1 import mediator_pb2 as pb
+from protos.security.settings import ServerSecurity
 
 ENDLESS_ROWS = "SELECT a.range FROM range(1000000000) a, range(1000000) b"
 GONE_SECONDS = 60
@@ -27,6 +33,12 @@ def mediator(tmp_path: Path) -> Iterator[LockstepProcess]:
     process = LockstepProcess("mediator", str(file))
     yield process
     process.stop()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with ExitStack() as stack:
+        yield Site(stack, tmp_path)
 
 
 @pytest.fixture
@@ -68,3 +80,21 @@ def test_a_query_ends_with_its_call(client: Client, mediator: LockstepProcess) -
     answer.cancel()
     spare.wait(GONE_SECONDS)
     assert client.query("SELECT 1 AS one")["one"].to_pylist() == [1]
+
+
+def test_a_caller_that_does_not_read_gives_its_place_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A pager that nobody closes, say: what its query holds is needed by others when its time is over."""
+    monkeypatch.setattr(client_query, "UNREAD_SECONDS", 0.5)
+    audit = tmp_path / "audit.jsonl"
+    server, client = site.mediator(query_seconds=2.0, query_processes=2, security=ServerSecurity(audit=audit))
+    unread = client.stub.Query(pb.QueryRequest(sql=ENDLESS_ROWS))
+    next(unread)
+    wait_for(server, lambda mediator: not mediator.warehouse._queries._places)
+    assert client.query("SELECT 1 AS one")["one"].to_pylist() == [1]
+    outcomes = [json.loads(line)["outcome"] for line in audit.read_text().splitlines()]
+    assert sorted(outcomes[-2:]) == ["LIMIT_EXCEEDED", "ok"]
+    with pytest.raises(grpc.RpcError) as ended:
+        list(unread)
+    assert ended.value.code() is grpc.StatusCode.CANCELLED

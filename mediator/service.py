@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -232,10 +233,15 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
             call.target = ", ".join(sorted(views))
             return _fixed_version(views, request.as_of) if request.HasField("as_of") else {}
 
+        def give_up(reason: LockstepError) -> None:
+            call.outcome, call.detail = reason.reason, reason.message
+            with suppress(Exception):  # it may be ending by itself
+                context.cancel()
+
         caller = counted_by(call.principal, call.peer)
         try:
             reader, versions = self._mediator.warehouse.query(
-                request.sql, versions_of, context.add_callback, known, caller
+                request.sql, versions_of, context.add_callback, known, caller, give_up
             )
         except NoSuchViewError as error:
             raise _told(error, call.principal) from None

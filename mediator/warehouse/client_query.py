@@ -48,10 +48,14 @@ from mediator.warehouse.storage import literal, quote
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.05
+UNREAD_SECONDS = 10.0
+"""How long a query's caller has to come for the reason why it was ended; it may have stopped to read."""
 
 StopBy = Callable[[Callable[[], None]], object]
 """Takes the function that ends a query, to call it when nobody wants its rows any more; returns False if that
 is so already. gRPC's `add_callback` is one."""
+GiveUp = Callable[[LockstepError], object]
+"""Ends the call of a caller who does not come for the reason, so that its query holds nothing any longer."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,10 @@ class Question:
 class ClientQuery:
     """One query, and what it holds. It ends with `close`, or when nobody holds it any more."""
 
-    def __init__(self, limits: QueryLimits) -> None:
+    def __init__(self, limits: QueryLimits, give_up: GiveUp | None = None) -> None:
         self._limits = limits
+        self._give_up = give_up
+        self._over_since: float | None = None
         self._deadline = time.monotonic() + limits.seconds if limits.seconds else None
         self._reason: LockstepError | None = None
         self._process: QueryProcess | None = None
@@ -101,13 +107,20 @@ class ClientQuery:
         self.look()
 
     def look(self) -> None:
-        """Kills the process if it has to end."""
-        if self._reason is None and self._deadline is not None and time.monotonic() > self._deadline:
+        """Kills the process if it has to end, and gives up a caller who does not hear of that."""
+        now = time.monotonic()
+        if self._reason is None and self._deadline is not None and now > self._deadline:
             self._reason = LimitExceededError(
                 f"the query took more than {self._limits.seconds:g} s (query_seconds); ask for less"
             )
-        if self._reason is not None and self._process is not None:
+        if self._reason is None:
+            return
+        if self._process is not None:
             self._process.kill()
+        self._over_since = self._over_since or now
+        if self._give_up is not None and now - self._over_since > UNREAD_SECONDS:
+            give_up, self._give_up = self._give_up, None
+            give_up(self._reason)
 
     def check(self) -> None:
         """Raises the reason why it has to end."""
@@ -232,9 +245,11 @@ class ClientQueries:
             return self.answer(query, question, *kept)
 
     @contextmanager
-    def place(self, stop_by: StopBy | None = None, caller: Hashable = None) -> Iterator[ClientQuery]:
+    def place(
+        self, stop_by: StopBy | None = None, caller: Hashable = None, give_up: GiveUp | None = None
+    ) -> Iterator[ClientQuery]:
         """A query whose time runs, to be answered. Waits until there is a place for the caller."""
-        query = self._begin(stop_by)
+        query = self._begin(stop_by, give_up)
         try:
             self._wait_for_place(query, caller)
             yield query
@@ -246,9 +261,9 @@ class ClientQueries:
         """The rows that the question asks for, as they are read; keeps `kept` alive until they are."""
         return query.rows(query.ask(self._spare, question), *kept)
 
-    def _begin(self, stop_by: StopBy | None) -> ClientQuery:
+    def _begin(self, stop_by: StopBy | None, give_up: GiveUp | None = None) -> ClientQuery:
         """A query whose time runs."""
-        query = ClientQuery(self._limits)
+        query = ClientQuery(self._limits, give_up)
         with self._changed:
             closed = self._closed
             self._under_way.add(query)

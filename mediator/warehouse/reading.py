@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from algebra.errors import NotFoundError, PositionTrimmedError
-from mediator.warehouse.client_query import ClientQueries, Question, StopBy
+from mediator.warehouse.client_query import ClientQueries, GiveUp, Question, StopBy
 from mediator.warehouse.duck import transform
 from mediator.warehouse.graveyard import Pin
 from mediator.warehouse.query import views_in
@@ -45,13 +45,14 @@ def query(
     stop_by: StopBy | None = None,
     known: Collection[str] | None = None,
     caller: Hashable = None,
+    give_up: GiveUp | None = None,
 ) -> tuple[pa.RecordBatchReader, dict[str, int]]:
     """The rows of a SELECT over views, and the version that each view was read at."""
     if known is None:
         with store.lock:
             known = frozenset(store.names)
     # To look at the text is work as well: it has its place, and its end, like that of the query.
-    with queries.place(stop_by, caller) as client_query:
+    with queries.place(stop_by, caller, give_up) as client_query:
         used = views_in(sql, known, client_query.check)
         versions = versions_of(frozenset(used.values()))
         for name in versions:

@@ -36,7 +36,7 @@ import pyarrow as pa
 from algebra.errors import ConfigurationError, NotFoundError, SourceUnavailableError
 from algebra.position import Position
 from mediator.warehouse import installing, reading, upkeep
-from mediator.warehouse.client_query import ClientQueries, QueryLimits, StopBy
+from mediator.warehouse.client_query import ClientQueries, GiveUp, QueryLimits, StopBy
 from mediator.warehouse.disk import Disk
 from mediator.warehouse.format import check_format, check_takeable
 from mediator.warehouse.graveyard import Pin
@@ -252,6 +252,7 @@ class Warehouse:
         stop_by: StopBy | None = None,
         known: Collection[str] | None = None,
         caller: Hashable = None,
+        give_up: GiveUp | None = None,
     ) -> tuple[pa.RecordBatchReader, dict[str, int]]:
         """The rows of a SELECT over views (DuckDB's dialect), and the version that each view was read at.
 
@@ -260,10 +261,11 @@ class Warehouse:
         ViewDefinitionError for bad SQL, RefusedError for what is no SELECT over views, NotFoundError, and
         LimitExceededError for what takes more than `query_limits`. `stop_by` is told how to end it.
         `known` are the views that the text can name; all of them unless given. `caller` is whom the query
-        counts for, of whom none gets all the processes.
+        counts for, of whom none gets all the processes. `give_up` ends the call of a caller who stopped to
+        read, once its query was ended.
         """
         versions_of = versions if callable(versions) else lambda _: versions or {}
-        return reading.query(self._store, self._queries, sql, versions_of, stop_by, known, caller)
+        return reading.query(self._store, self._queries, sql, versions_of, stop_by, known, caller, give_up)
 
     def changes(
         self, view: str | StoredView, after: int, up_to: int | None = None
