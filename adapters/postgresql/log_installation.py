@@ -123,7 +123,7 @@ class LogInstallation:
                 self._options.schema,
                 f"{OWN}.mark",
                 f"PERFORM pg_logical_emit_message(true, {text(MARK_PREFIX)},"
-                " json_build_array(NEW.id, NEW.participants)::text);",
+                " convert_to(json_build_array(NEW.id, NEW.participants)::text, 'UTF8'));",
                 definer=False,
             )
             steps.append(
@@ -155,13 +155,14 @@ class LogInstallation:
         ]
         function = f"{OWN}.truncate_{number}"
         row = quote(f"{OWN} row")
+        # All else comes in UTF-8, whatever the database's encoding; messages come as the bytes that they are.
         steps.append(
             f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
             f" {CANONICAL} AS $lockstep$ BEGIN"
             f" PERFORM pg_logical_emit_message(true, {text(TRUNCATE_PREFIX)}, '{number} []');"
             f" EXECUTE format('SELECT pg_logical_emit_message(true,"
             f" {text(TRUNCATE_PREFIX).replace(chr(39), chr(39) * 2)},"
-            f" ''{number} '' || json_agg(part.v)::text) FROM (SELECT {row}::text AS v,"
+            f" convert_to(''{number} '' || json_agg(part.v)::text, ''UTF8'')) FROM (SELECT {row}::text AS v,"
             f" (row_number() OVER () - 1) / 500 AS n FROM ONLY %I.%I AS {row}) AS part GROUP BY part.n',"
             " TG_TABLE_SCHEMA, TG_TABLE_NAME);"
             " RETURN NULL; END $lockstep$"

@@ -6,6 +6,7 @@ import pytest
 
 from adapters.postgresql.tests.conftest import CAPTURES, MakeAdapter, Sql
 from adapters.postgresql.tests.support import Follower
+from adapters.servers.postgresql import PostgresServer
 from algebra.errors import SchemaChangedError
 
 pytestmark = pytest.mark.parametrize("capture", CAPTURES)
@@ -53,6 +54,34 @@ def test_truncate_removes_every_row(capture: str, sql: Sql, make: MakeAdapter) -
     assert len(follower.entries) == 3
     sql("TRUNCATE item, part", "TRUNCATE item, part")
     follower.follow()
+
+
+def test_a_database_in_another_encoding(capture: str, server: PostgresServer, make: MakeAdapter) -> None:
+    """Of a TRUNCATE and of a mark, the log tells by messages, which are not converted."""
+    database = "latin"
+    with server.connect() as connection:
+        connection.execute(f"CREATE DATABASE {database} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    try:
+        with server.connect(database) as connection:
+            connection.execute("CREATE TABLE item (id int, name text)")
+            adapter = make(capture, url=server.url(database))
+            adapter.prepare(["item"])
+            follower = Follower(adapter)
+            start = follower.position
+            connection.execute("INSERT INTO item VALUES (1, 'größe')")
+            connection.execute("TRUNCATE item")
+            connection.execute("INSERT INTO _lockstep_global VALUES ('é', 'shop')")
+        assert follower.follow() == [
+            {"item": {(1, "größe"): 1}},
+            {"item": {(1, "größe"): -1}},
+            {},
+        ]
+        with adapter.snapshot() as snapshot:
+            marks = snapshot.changes(start).part_of.values()
+        assert [mark.id for mark in marks] == ["é"]
+        adapter.close()
+    finally:
+        server.drop_database(database)
 
 
 def test_large_values_that_an_update_leaves_alone_are_kept(capture: str, sql: Sql, make: MakeAdapter) -> None:
