@@ -27,7 +27,7 @@ from adapters.postgresql.connection import Session
 from adapters.postgresql.options import LOG, Options
 from adapters.postgresql.pgoutput import MARK_PREFIX, TRUNCATE_PREFIX
 from adapters.postgresql.sql import path, quote, text
-from adapters.postgresql.trigger_layout import CANONICAL
+from adapters.postgresql.trigger_layout import CANONICAL, ROOT
 from algebra.errors import ConfigurationError
 
 PUBLICATION = OWN
@@ -162,9 +162,10 @@ class LogInstallation:
             f" PERFORM pg_logical_emit_message(true, {text(TRUNCATE_PREFIX)}, '{number} []');"
             f" EXECUTE format('SELECT pg_logical_emit_message(true,"
             f" {text(TRUNCATE_PREFIX).replace(chr(39), chr(39) * 2)},"
-            f" convert_to(''{number} '' || json_agg(part.v)::text, ''UTF8'')) FROM (SELECT {row}::text AS v,"
+            f" convert_to(''{number} '' || json_agg(part.v)::text, ''UTF8''))"
+            f" FROM (SELECT {row}::%s::text AS v,"
             f" (row_number() OVER () - 1) / 500 AS n FROM ONLY %I.%I AS {row}) AS part GROUP BY part.n',"
-            " TG_TABLE_SCHEMA, TG_TABLE_NAME);"
+            f" {ROOT}, TG_TABLE_SCHEMA, TG_TABLE_NAME);"
             " RETURN NULL; END $lockstep$"
         )
         for _, table, _ in identities:

@@ -156,7 +156,8 @@ class TriggerCapture(Capture):
         self._check_subscriptions(new.values())
         for relation in new.values():
             number += 1
-            steps += layout.relation(number, relation, notify=notify, always=self._owns(relation))
+            always, alike = self._owns(relation), self._are_alike(relation)
+            steps += layout.relation(number, relation, notify=notify, always=always, alike=alike)
         return steps
 
     @staticmethod
@@ -172,6 +173,15 @@ class TriggerCapture(Capture):
             [list(relation.oids)],
         )
         return bool(owns[0])
+
+    def _are_alike(self, relation: SourceRelation) -> bool:
+        """Whether the partitions of a relation have their columns in the root's order."""
+        orders = self._control.rows(
+            "SELECT DISTINCT array_agg(attname ORDER BY attnum) FROM pg_attribute"
+            " WHERE attrelid = ANY (%s::oid[]) AND attnum > 0 AND NOT attisdropped GROUP BY attrelid",
+            [list(relation.oids)],
+        )
+        return len(orders) < 2
 
     def _notifies(self, session: Session) -> bool:
         if self._options.notify is not None:

@@ -37,6 +37,9 @@ EVENTS = {
     "delete": "REFERENCING OLD TABLE AS old_rows",
 }
 _ROW = quote(f"{OWN} row")
+ROOT = "coalesce(pg_partition_root(TG_RELID), TG_RELID)::regclass"
+"""In a trigger function: the table as whose rows those of the table that fired it are logged. The columns of
+a partition may have another order, and their places are all that a record literal tells of them."""
 
 
 def log_table(number: int) -> str:
@@ -72,26 +75,34 @@ def _noted(number: int, notify: bool) -> str:
     return note + (f" PERFORM pg_notify({text(CHANNEL)}, '');" if notify else "")
 
 
-def relation(number: int, shown: SourceRelation, *, notify: bool, always: bool) -> list[str]:
+def relation(number: int, shown: SourceRelation, *, notify: bool, always: bool, alike: bool) -> list[str]:
     """One relation: its log, its function, its triggers, on the table and, of a partitioned one, on each
     partition.
 
     A statement fires the triggers of the table it names, root or partition, and of no other, and their
     transition tables hold the rows of all partitions it touched. `always`: also in a session whose
     `session_replication_role` is `replica`; only the tables' owner may have it so.
+    `alike`: all partitions have their columns in the root's order. Else a row is made one of the root, which
+    takes a statement that is planned at each call: only there it is known which table fired.
     """
     log = log_table(number)
 
     def copy(rows: str, count: int) -> str:
-        return f"INSERT INTO {log} SELECT txid_current(), {count}, {_ROW}::text FROM {rows} AS {_ROW};"
+        into = f"INSERT INTO {log} SELECT txid_current(), {count},"
+        if alike:
+            return f"{into} {_ROW}::text FROM {rows} AS {_ROW};"
+        return (
+            f"EXECUTE format('{into} ROW({_ROW}.*)::%s::%s::text FROM {rows} AS {_ROW}',"
+            f" TG_RELID::regclass, {ROOT}); PERFORM FROM {rows} LIMIT 1;"
+        )
 
     body = (
         f"BEGIN IF TG_OP = 'INSERT' THEN {copy('new_rows', 1)}"
         f" ELSIF TG_OP = 'DELETE' THEN {copy('old_rows', -1)}"
         f" ELSIF TG_OP = 'UPDATE' THEN {copy('old_rows', -1)} {copy('new_rows', 1)}"
-        f" ELSE EXECUTE format('INSERT INTO {log} SELECT txid_current(), -1, {_ROW}::text FROM ONLY"
+        f" ELSE EXECUTE format('INSERT INTO {log} SELECT txid_current(), -1, {_ROW}::%s::text FROM ONLY"
         f" %I.%I AS {_ROW}',"
-        " TG_TABLE_SCHEMA, TG_TABLE_NAME); END IF;"
+        f" {ROOT}, TG_TABLE_SCHEMA, TG_TABLE_NAME); END IF;"
         f" IF TG_OP = 'TRUNCATE' OR FOUND THEN {_noted(number, notify)} END IF; RETURN NULL; END"
     )
     steps = [

@@ -121,6 +121,35 @@ def test_rows_of_partitions_are_the_roots(capture: str, sql: Sql, make: MakeAdap
     assert len(follower.follow()) == 9
 
 
+def test_partitions_with_their_columns_in_another_order(capture: str, sql: Sql, make: MakeAdapter) -> None:
+    """What they log by themselves, and what TRUNCATE does, is told as rows of the root, too."""
+    sql(
+        "CREATE TABLE sale (id int, buyer text, note text) PARTITION BY RANGE (id)",
+        "CREATE TABLE middle (note text, id int, gone int, buyer text) PARTITION BY RANGE (id)",
+        "CREATE TABLE leaf (note text, buyer text, gone int, id int)",
+        "ALTER TABLE middle DROP gone",
+        "ALTER TABLE leaf DROP gone",
+        "ALTER TABLE middle ATTACH PARTITION leaf FOR VALUES FROM (0) TO (100)",
+        "ALTER TABLE sale ATTACH PARTITION middle FOR VALUES FROM (0) TO (100)",
+        "CREATE TABLE plain PARTITION OF sale FOR VALUES FROM (100) TO (200)",
+    )
+    adapter = make(capture)
+    adapter.prepare(["sale"])
+    follower = Follower(adapter)
+    for place, table in enumerate(("sale", "middle", "leaf")):
+        sql(f"INSERT INTO {table} (id, buyer, note) VALUES ({place}, 'Ann', NULL)")
+    sql(
+        "INSERT INTO plain VALUES (100, 'Bob', 'x')",
+        "UPDATE leaf SET note = 'n'",
+        "DELETE FROM middle WHERE id = 1",
+    )
+    sql("UPDATE leaf SET note = 'm' WHERE id = 99", "UPDATE sale SET id = id + 100 WHERE id = 0")
+    assert len(follower.follow()) == 7
+    sql("TRUNCATE leaf", "TRUNCATE sale")
+    assert len(follower.follow()) == 2
+    assert not follower.tables["sale"]
+
+
 def test_a_partition_that_comes_or_goes_is_drift(capture: str, sql: Sql, make: MakeAdapter) -> None:
     sql(*PARTITIONED, "INSERT INTO sale VALUES (1, '2024-05-05', 'a')")
     adapter = make(capture)
