@@ -173,6 +173,8 @@ class LogInstallation:
                 f"CREATE TRIGGER _lockstep_truncate BEFORE TRUNCATE ON {table}"
                 f" FOR EACH STATEMENT EXECUTE FUNCTION {function}()"
             )
+            # Of a partition that is truncated by its own name, the log tells nothing else.
+            steps.append(f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER _lockstep_truncate")
         steps.append(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE {relation.scanned}")
         before = [(oid, remembered.get(oid, identity)) for oid, _, identity in identities]
         steps.append(note_relation(number, relation, [pair for pair in before if pair[1] != "FULL"]))
@@ -301,6 +303,13 @@ def problems(session: Session, installed: Installed, tables: SourceTables) -> di
                 problem = "lost its trigger"
             elif not states[0][2]:
                 problem = "is no longer published"
+            elif any(_was_emptied(prepared.state[oid], state) for oid, state in relation.state.items()):
+                problem = "may have been truncated (it has a new file, and its triggers were altered)"
         if problem is not None:
             broken[prepared.number] = problem
     return broken
+
+
+def _was_emptied(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Whether a table may have been truncated while its trigger was disabled, which alters the trigger."""
+    return before["file"] != now["file"] and before["triggers"] != now["triggers"]

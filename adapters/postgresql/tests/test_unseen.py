@@ -194,6 +194,40 @@ def test_log_capture_sees_rows_that_fire_no_triggers(sql: Sql, make: MakeAdapter
     assert len(follower.follow()) == 2
 
 
+@pytest.mark.parametrize("table", ["sale", "sale_1"])
+def test_log_capture_sees_what_replicas_truncate(sql: Sql, make: MakeAdapter, table: str) -> None:
+    """Also after another TRUNCATE of the same transaction, and of a partition, which the log does not tell."""
+    sql(*ITEM, *SALE)
+    adapter = make("log")
+    adapter.prepare(["item", "sale"])
+    follower = Follower(adapter)
+    sql(f"BEGIN; TRUNCATE item; SET LOCAL session_replication_role = replica; TRUNCATE {table}; COMMIT")
+    assert len(follower.follow()) == 1
+
+
+@pytest.mark.parametrize("table", ["sale", "sale_1"])
+def test_a_truncate_while_its_trigger_was_disabled_is_noticed(
+    sql: Sql, make: MakeAdapter, table: str
+) -> None:
+    sql(*SALE)
+    adapter = make("log")
+    adapter.prepare(["sale"])
+    follower = Follower(adapter)
+    sql(
+        "ALTER TABLE sale_1 DISABLE TRIGGER ALL",
+        "ALTER TABLE sale DISABLE TRIGGER ALL",
+        f"TRUNCATE {table}",
+        "ALTER TABLE sale_1 ENABLE TRIGGER ALL",
+        "ALTER TABLE sale ENABLE TRIGGER ALL",
+    )
+    with pytest.raises(SchemaChangedError, match=r"shop\.sale may have been truncated"):
+        follower.follow()
+    adapter.prepare(["sale"])
+    follower = Follower(adapter)
+    sql("INSERT INTO sale VALUES (1, 10)", "TRUNCATE sale_1")
+    assert len(follower.follow()) == 2
+
+
 def test_the_owner_captures_what_replicas_write(sql: Sql, make: MakeAdapter) -> None:
     sql(*ITEM, *SALE)
     adapter = make("trigger")
