@@ -27,7 +27,7 @@ from adapters.postgresql.connection import Session
 from adapters.postgresql.options import LOG, Options
 from adapters.postgresql.pgoutput import MARK_PREFIX, TRUNCATE_PREFIX
 from adapters.postgresql.sql import path, quote, text
-from adapters.postgresql.trigger_layout import CANONICAL, ROOT
+from adapters.postgresql.trigger_layout import CANONICAL, ROOT, SEES_ALL
 from algebra.errors import ConfigurationError
 
 PUBLICATION = OWN
@@ -159,6 +159,9 @@ class LogInstallation:
         steps.append(
             f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER"
             f" {CANONICAL} AS $lockstep$ BEGIN"
+            f" IF NOT {SEES_ALL} THEN PERFORM pg_logical_emit_message(true, {text(TRUNCATE_PREFIX)},"
+            f" convert_to('{number} ' || to_json(TG_TABLE_SCHEMA || '.' || TG_TABLE_NAME), 'UTF8'));"
+            " RETURN NULL; END IF;"
             f" PERFORM pg_logical_emit_message(true, {text(TRUNCATE_PREFIX)}, '{number} []');"
             f" EXECUTE format('SELECT pg_logical_emit_message(true,"
             f" {text(TRUNCATE_PREFIX).replace(chr(39), chr(39) * 2)},"

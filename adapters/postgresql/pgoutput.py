@@ -165,8 +165,12 @@ def _logical_message(content: Content, message: bytes) -> None:
         id_, participants = json.loads(text)
         content.marks.append((id_, participants))
     elif prefix == TRUNCATE_PREFIX:
-        number, _, rows = text.partition(" ")
-        content.truncated.setdefault(int(number), []).extend(json.loads(rows))
+        number, _, told = text.partition(" ")
+        rows = json.loads(told)
+        if isinstance(rows, str):  # not rows, but the name of the table
+            content.unexplained.append(rows)
+        else:
+            content.truncated.setdefault(int(number), []).extend(rows)
 
 
 def _relation(message: bytes) -> RelationMessage:

@@ -50,6 +50,7 @@ from adapters.postgresql.capture import (
     Nothing,
     Prepared,
     View,
+    changed,
     check_creation,
     check_rights,
     drift,
@@ -487,6 +488,10 @@ class TriggerHistory(History):
             [[xid for _, xid, _ in entries]],
         )
         numbers = {number for (number,) in written}
+        for prepared in self._installed.relations:
+            if -prepared.number in numbers:
+                problem = "was truncated by a transaction that did not see all of its rows"
+                raise changed(self._source, prepared.name, problem)
         marks = self._marks(index) if layout.MARK in numbers else ()
         return Changes(
             positions,

@@ -3,8 +3,10 @@
     _lockstep.meta, relations    what is prepared (capture.py)
     _lockstep.log_<n>            rows of relation n that came (count 1) or left (-1), as record literals
     _lockstep.statements         one row per logged statement: its transaction, the relation, who was
-    running then _lockstep.marks              marks of global transactions _lockstep.commits
-    transactions in commit order; written by the wrapper, not by triggers
+                                 running then; once more, with minus the relation's number, for a TRUNCATE
+                                 whose rows could not be logged
+    _lockstep.marks              marks of global transactions
+    _lockstep.commits            transactions in commit order; written by the wrapper, not by triggers
 
 Rows are logged in their text form (`row::text`), not column by column. A trigger that names columns fails,
 and with it the application's statement, once a column is dropped; a log column of an enum's type keeps the
@@ -24,6 +26,11 @@ COMMITS = f"{OWN}.commits"
 CHANNEL = OWN
 MARK = 0
 """In `statements`, the number that stands for the marker."""
+
+SEES_ALL = "current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')"
+"""In a trigger function before a TRUNCATE: whether it sees all rows that go. TRUNCATE takes those, too, that
+were committed after the transaction's snapshot; only where each statement has its own is that surely newer
+than the lock."""
 
 CANONICAL = (
     "SET search_path = pg_catalog, pg_temp SET DateStyle = 'ISO' SET IntervalStyle = 'postgres'"
@@ -100,9 +107,10 @@ def relation(number: int, shown: SourceRelation, *, notify: bool, always: bool, 
         f"BEGIN IF TG_OP = 'INSERT' THEN {copy('new_rows', 1)}"
         f" ELSIF TG_OP = 'DELETE' THEN {copy('old_rows', -1)}"
         f" ELSIF TG_OP = 'UPDATE' THEN {copy('old_rows', -1)} {copy('new_rows', 1)}"
-        f" ELSE EXECUTE format('INSERT INTO {log} SELECT txid_current(), -1, {_ROW}::%s::text FROM ONLY"
-        f" %I.%I AS {_ROW}',"
-        f" {ROOT}, TG_TABLE_SCHEMA, TG_TABLE_NAME); END IF;"
+        f" ELSIF {SEES_ALL} THEN EXECUTE format('INSERT INTO {log} SELECT txid_current(), -1,"
+        f" {_ROW}::%s::text FROM ONLY %I.%I AS {_ROW}',"
+        f" {ROOT}, TG_TABLE_SCHEMA, TG_TABLE_NAME);"
+        f" ELSE {_noted(-number, notify=False)} END IF;"
         f" IF TG_OP = 'TRUNCATE' OR FOUND THEN {_noted(number, notify)} END IF; RETURN NULL; END"
     )
     steps = [

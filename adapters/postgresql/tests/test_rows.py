@@ -56,6 +56,29 @@ def test_truncate_removes_every_row(capture: str, sql: Sql, make: MakeAdapter) -
     follower.follow()
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_truncate_that_takes_rows_it_does_not_see_is_noticed(
+    capture: str, level: str, sql: Sql, make: MakeAdapter, server: PostgresServer, database: str
+) -> None:
+    """Its transaction's snapshot may be older than its lock."""
+    sql("CREATE TABLE item (id int PRIMARY KEY)", "INSERT INTO item VALUES (1)")
+    adapter = make(capture)
+    adapter.prepare(["item"])
+    follower = Follower(adapter)
+    with server.connect(database) as other:
+        other.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
+        assert other.execute("SELECT count(*) FROM item").fetchall() == [(1,)]
+        sql("INSERT INTO item VALUES (2)")
+        other.execute("TRUNCATE item")
+        other.execute("COMMIT")
+    for _ in range(2):
+        with pytest.raises(SchemaChangedError, match="item"):
+            follower.follow()
+    follower = Follower(adapter)
+    sql("INSERT INTO item VALUES (3)", "TRUNCATE item")
+    assert len(follower.follow()) == 2
+
+
 def test_a_database_in_another_encoding(capture: str, server: PostgresServer, make: MakeAdapter) -> None:
     """Of a TRUNCATE and of a mark, the log tells by messages, which are not converted."""
     database = "latin"

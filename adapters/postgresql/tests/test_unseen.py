@@ -196,7 +196,7 @@ def test_log_capture_sees_rows_that_fire_no_triggers(sql: Sql, make: MakeAdapter
 
 @pytest.mark.parametrize("table", ["sale", "sale_1"])
 def test_log_capture_sees_what_replicas_truncate(sql: Sql, make: MakeAdapter, table: str) -> None:
-    """Also after another TRUNCATE of the same transaction, and of a partition, which the log does not tell."""
+    """Also after another TRUNCATE of the same transaction; of a partition, the log itself tells nothing."""
     sql(*ITEM, *SALE)
     adapter = make("log")
     adapter.prepare(["item", "sale"])
