@@ -1,8 +1,8 @@
 """What the database holds: its tables as relations, with keys, types and size estimates.
 
-Shown are ordinary and partitioned tables that are logged. Not shown are: partitions by themselves (their
-rows are the root's), tables with plain inheritance (whose rows would be in two relations), unlogged,
-temporary and foreign tables, and what capture made.
+Shown are ordinary and partitioned tables that are logged, with all their partitions. Not shown are:
+partitions by themselves (their rows are the root's), tables with plain inheritance (whose rows would be in two
+relations), unlogged, temporary and foreign tables, and what capture made.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ tells it from another of its name: the column's number; of a partition, its id a
 
 State = Mapping[str, Mapping[str, str]]
 """Of a table and its partitions, by id, what tells that something was done to them by whatever differs from
-before: the `file` that holds the rows, when its `columns` were written to the catalog, and capture's
-`triggers`."""
+before: the `file` that holds the rows, when its `columns` were written to the catalog, capture's `triggers`,
+and how the table is `published`."""
 
 _TABLES = f"""
     SELECT c.oid::int8, n.nspname, c.relname, c.relkind::text, greatest(c.reltuples, 0)::int8,
@@ -42,6 +42,8 @@ _TABLES = f"""
       AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
       AND left(n.nspname, {len(OWN)}) <> {text(OWN)} AND left(c.relname, {len(OWN)}) <> {text(OWN)}
       AND NOT EXISTS (SELECT FROM pg_inherits i WHERE c.relkind = 'r' AND c.oid IN (i.inhparent, i.inhrelid))
+      AND NOT EXISTS (SELECT FROM pg_partition_tree(c.oid) p JOIN pg_class part ON part.oid = p.relid
+                      WHERE c.relkind = 'p' AND part.relpersistence <> 'p')
       AND (%s::text[] IS NULL OR c.relname = ANY (%s) OR n.nspname || '.' || c.relname = ANY (%s))
     ORDER BY n.nspname = %s DESC, n.nspname, c.relname"""
 _COLUMNS = """
@@ -80,7 +82,10 @@ STATES = f"""
         'triggers', (SELECT string_agg(concat_ws(' ', t.oid, t.xmin, t.tgenabled), ',' ORDER BY t.oid)
                      FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
                           JOIN pg_namespace n ON n.oid = p.pronamespace
-                     WHERE t.tgrelid = c.oid AND n.nspname = {text(OWN)})) AS state
+                     WHERE t.tgrelid = c.oid AND n.nspname = {text(OWN)}),
+        'published', (SELECT string_agg(concat_ws(' ', r.oid, r.xmin, p.oid, p.xmin), ',')
+                      FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+                      WHERE r.prrelid = c.oid AND p.pubname = {text(OWN)})) AS state
     FROM pg_class c"""
 """SQL: the states of tables, one row each; `xmin` is the transaction that wrote a row of a catalog."""
 

@@ -22,9 +22,10 @@ from adapters.postgresql.capture import (
     note_state,
     read_installed,
 )
-from adapters.postgresql.catalog import SourceRelation, SourceTables
+from adapters.postgresql.catalog import OWN, SourceRelation, SourceTables
 from adapters.postgresql.connection import Session, is_refused
 from adapters.postgresql.options import Options
+from adapters.postgresql.sql import text
 from algebra.errors import SchemaChangedError
 
 Problems = Callable[[Session, Installed, SourceTables], dict[int, str]]
@@ -44,6 +45,7 @@ _STAMP = f"""
          WHERE x.indrelid = ANY (o.oids)),
         (SELECT string_agg(p.oid || ' ' || p.xmin, ',' ORDER BY p.oid) FROM pg_publication_rel p
          WHERE p.prrelid = ANY (o.oids)),
+        (SELECT string_agg(p.oid || ' ' || p.xmin, ',') FROM pg_publication p WHERE p.pubname = {text(OWN)}),
         (SELECT string_agg(s.srsubid || ' ' || s.srrelid, ',' ORDER BY s.srsubid, s.srrelid)
          FROM pg_subscription_rel s WHERE s.srrelid = ANY (o.oids)),
         (SELECT string_agg(r.number || ' ' || r.xmin, ',' ORDER BY r.number) FROM {RELATIONS} r))

@@ -32,6 +32,7 @@ from algebra.errors import ConfigurationError
 
 PUBLICATION = OWN
 IDLE = f"{OWN}.idle"
+_PUBLISHED = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
 SLOT_PREFIX = "lockstep_"
 
 _SLOTS = f"""
@@ -126,10 +127,9 @@ class LogInstallation:
                 " convert_to(json_build_array(NEW.id, NEW.participants)::text, 'UTF8'));",
                 definer=False,
             )
-            steps.append(
-                f"CREATE PUBLICATION {PUBLICATION} WITH (publish = 'insert, update, delete, truncate',"
-                " publish_via_partition_root = true)"
-            )
+            steps.append(f"CREATE PUBLICATION {PUBLICATION} WITH ({_PUBLISHED})")
+        else:
+            steps += self._mend_publication()
         for relation in new.values():
             number += 1
             steps += self._prepare_relation(number, relation, remembered)
@@ -143,6 +143,17 @@ class LogInstallation:
             tuple(steps),
             (f"SELECT pg_create_logical_replication_slot({name}, 'pgoutput')",),
         )
+
+    def _mend_publication(self) -> list[str]:
+        """What makes the publication tell all changes, if somebody dropped or altered it."""
+        found = self._control.one(
+            "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AND pubviaroot"
+            " FROM pg_publication WHERE pubname = %s",
+            [PUBLICATION],
+        )
+        if found is None:
+            return [f"CREATE PUBLICATION {PUBLICATION} WITH ({_PUBLISHED})"]
+        return [] if found[0] else [f"ALTER PUBLICATION {PUBLICATION} SET ({_PUBLISHED})"]
 
     def _prepare_relation(
         self, number: int, relation: SourceRelation, remembered: Mapping[str, str]
@@ -178,7 +189,9 @@ class LogInstallation:
             )
             # Of a partition that is truncated by its own name, the log tells nothing else.
             steps.append(f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER _lockstep_truncate")
-        steps.append(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE {relation.scanned}")
+        # Partitions too, whose rows are told as the root's: what is published cannot be made UNLOGGED.
+        published = ", ".join([relation.scanned, *relation.partitions])
+        steps.append(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE {published}")
         before = [(oid, remembered.get(oid, identity)) for oid, _, identity in identities]
         steps.append(note_relation(number, relation, [pair for pair in before if pair[1] != "FULL"]))
         return steps
@@ -304,8 +317,13 @@ def problems(session: Session, installed: Installed, tables: SourceTables) -> di
                 problem = "lost its replica identity"
             elif not all(f"truncate_{prepared.number}" in (triggers or ()) for _, triggers, _ in states):
                 problem = "lost its trigger"
-            elif not states[0][2]:
+            elif not all(published for _, _, published in states):
                 problem = "is no longer published"
+            elif any(
+                prepared.state[oid].get("published") != state["published"]
+                for oid, state in relation.state.items()
+            ):
+                problem = "was not published all the time, or not all of its changes were,"
             elif any(_was_emptied(prepared.state[oid], state) for oid, state in relation.state.items()):
                 problem = "may have been truncated (it has a new file, and its triggers were altered)"
         if problem is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from adapters.postgresql.tests.conftest import CAPTURES, MakeAdapter, Sql
@@ -192,6 +193,21 @@ def test_a_partition_that_comes_or_goes_is_drift(capture: str, sql: Sql, make: M
     assert len(follower.follow()) == 2
 
 
+def test_a_partition_that_is_no_longer_logged_is_noticed(capture: str, sql: Sql, make: MakeAdapter) -> None:
+    """The log does not tell of its rows, and after a crash it is empty."""
+    sql(*PARTITIONED, "INSERT INTO sale VALUES (1, '2024-05-05', 'a')")
+    adapter = make(capture)
+    adapter.prepare(["sale"])
+    follower = Follower(adapter)
+    if capture == "log":
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+            sql("ALTER TABLE sale_1 SET UNLOGGED")
+        sql("ALTER PUBLICATION _lockstep DROP TABLE sale_1")
+    sql("ALTER TABLE sale_1 SET UNLOGGED", "INSERT INTO sale VALUES (2, '2024-05-05', 'b')")
+    with adapter.snapshot() as snapshot, pytest.raises(SchemaChangedError, match=r"shop\.sale was dropped"):
+        snapshot.changes(follower.position)
+
+
 def test_copy_upserts_merge_and_cascades(capture: str, sql: Sql, make: MakeAdapter, owner: object) -> None:
     sql("CREATE TABLE item (id int PRIMARY KEY, n int)")
     sql(
@@ -242,6 +258,8 @@ def test_inheritance_and_unlogged_tables_are_not_shown(capture: str, sql: Sql, m
         "CREATE TABLE parent (a int)",
         "CREATE TABLE child () INHERITS (parent)",
         "CREATE UNLOGGED TABLE quick (a int)",
+        "CREATE TABLE quick_too (a int) PARTITION BY LIST (a)",
+        "CREATE UNLOGGED TABLE quick_too_1 PARTITION OF quick_too DEFAULT",
     )
     sql("CREATE TABLE plain (a int)", "CREATE VIEW seen AS SELECT * FROM plain")
     assert set(make(capture).catalog().relations) == {"plain"}

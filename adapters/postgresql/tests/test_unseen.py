@@ -194,6 +194,58 @@ def test_log_capture_sees_rows_that_fire_no_triggers(sql: Sql, make: MakeAdapter
     assert len(follower.follow()) == 2
 
 
+UNPUBLISHED = {
+    "taken off": [
+        "ALTER PUBLICATION _lockstep DROP TABLE item",
+        "ALTER PUBLICATION _lockstep ADD TABLE item",
+    ],
+    "without deletes": [
+        "ALTER PUBLICATION _lockstep SET (publish = 'insert')",
+        "ALTER PUBLICATION _lockstep SET (publish = 'insert, update, delete, truncate')",
+    ],
+    "filtered": [
+        "ALTER PUBLICATION _lockstep SET TABLE item WHERE (id > 5)",
+        "ALTER PUBLICATION _lockstep SET TABLE item",
+    ],
+}
+
+
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize("story", UNPUBLISHED)
+def test_what_was_not_published_for_a_while_is_noticed(
+    sql: Sql, make: MakeAdapter, story: str, stays: bool
+) -> None:
+    sql(*ITEM)
+    adapter = make("log")
+    adapter.prepare(["item"])
+    follower = Follower(adapter)
+    first, last = UNPUBLISHED[story]
+    sql(first, "DELETE FROM item", *([] if stays else [last]))
+    for again in (adapter, make("log")):
+        with again.snapshot() as snapshot, pytest.raises(SchemaChangedError, match="published"):
+            snapshot.changes(follower.position)
+    adapter.prepare(["item"])
+    with adapter.snapshot() as snapshot, pytest.raises(PositionTrimmedError):
+        snapshot.changes(follower.position)
+    follower = Follower(adapter)
+    sql("INSERT INTO item VALUES (1, 10, 1)", "UPDATE item SET v = 11", "DELETE FROM item", "TRUNCATE item")
+    assert len(follower.follow()) == 4
+
+
+def test_a_publication_that_was_dropped_is_made_again(sql: Sql, make: MakeAdapter) -> None:
+    sql(*ITEM)
+    adapter = make("log")
+    adapter.prepare(["item"])
+    follower = Follower(adapter)
+    sql("DROP PUBLICATION _lockstep", "DELETE FROM item")
+    adapter.prepare(["item"])
+    with adapter.snapshot() as snapshot, pytest.raises(PositionTrimmedError):
+        snapshot.changes(follower.position)
+    follower = Follower(adapter)
+    sql("INSERT INTO item VALUES (1, 10, 1)")
+    assert len(follower.follow()) == 1
+
+
 @pytest.mark.parametrize("table", ["sale", "sale_1"])
 def test_log_capture_sees_what_replicas_truncate(sql: Sql, make: MakeAdapter, table: str) -> None:
     """Also after another TRUNCATE of the same transaction; of a partition, the log itself tells nothing."""
