@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -133,6 +134,16 @@ def set_fact(name: str, value: str) -> str:
 def set_epoch() -> str:
     """The statement that makes an epoch, by which capture counts as installed."""
     return f"REPLACE INTO {META} VALUES ('epoch', MD5(CONCAT(UUID(), RAND())))"
+
+
+RENEW_EPOCH = f"REPLACE INTO {META} SELECT name, MD5(CONCAT(UUID(), RAND())) FROM {META} WHERE name = 'epoch'"
+"""The statement that refuses all positions of before, if capture is installed."""
+
+
+def is_replica(connection: Connection) -> bool:
+    """Whether the server is applying the changes of another one."""
+    ((_, running),) = connection.rows("SHOW GLOBAL STATUS LIKE 'Slaves_running'")
+    return int(running) > 0
 
 
 def relation_row(number: int, table: SourceTable, since: int, *, reshaped: bool, identity: str) -> str:
@@ -261,6 +272,7 @@ class Capture(ABC):
         self._database = followed.options.server.database
         self._read_tables = followed.read_tables
         self._clock = followed.clock
+        self._was_blind = False
 
     @abstractmethod
     def plan(self, connection: Connection, tables: SourceTables, names: Sequence[str]) -> list[str]:
@@ -281,6 +293,24 @@ class Capture(ABC):
     @abstractmethod
     def acknowledge(self, connection: Connection, position: Position) -> None:
         """Trim what may be trimmed."""
+
+    @abstractmethod
+    def blind(self, connection: Connection) -> str | None:
+        """Why changes of the database pass this capture by, and the remedy; None if it sees all."""
+
+    def require_sight(self, connection: Connection, *, follows: bool) -> None:
+        """ConfigurationError if changes pass this capture by.
+
+        Who `follows` may have missed some by now, whatever is set right later: that costs the epoch.
+        """
+        problem = self.blind(connection)
+        if follows and problem is not None and not self._was_blind:
+            # Not possible before anything is prepared, nor without the rights to do that.
+            with suppress(ConfigurationError, SchemaChangedError):
+                connection.execute(RENEW_EPOCH)
+        self._was_blind = follows and problem is not None
+        if problem is not None:
+            raise ConfigurationError(f"source {self._source!r}: {problem}")
 
     def is_installed(self, connection: Connection) -> bool:
         """Whether some capture is installed as a whole."""

@@ -43,6 +43,7 @@ from adapters.mariadb.history import (
     changed,
     check_position,
     drift,
+    is_replica,
     listing,
     read_installed,
     relation_row,
@@ -100,6 +101,8 @@ class LogCapture(Capture):
         self._identity = ("", "")
         self._newest = Place(0, 0)
         self._seen: object = None
+        self._checked: Connection | None = None
+        self._logs_replicated = False
         self._cleaned_at = followed.clock()
 
     def plan(self, connection: Connection, tables: SourceTables, names: Sequence[str]) -> list[str]:
@@ -108,7 +111,8 @@ class LogCapture(Capture):
             table.capturable(self._source)
             for column in table.columns:
                 check_decodable(self._source, table.name, column)
-        check_settings(connection, self._source, self._database)
+        check_settings(connection, self._source)
+        self.require_sight(connection, follows=False)
         installed = read_installed(connection, self._database)
         if installed.epoch:
             installed.require(self._source, LOG)
@@ -145,7 +149,29 @@ class LogCapture(Capture):
     def removal(self, connection: Connection) -> list[str]:
         return removal(read_installed(connection, self._database))
 
+    def blind(self, connection: Connection) -> str | None:
+        """See the contract. What a server writes into its binlog is fixed until it is started anew."""
+        if self._checked is not connection:
+            status = connection.rows("SHOW MASTER STATUS")
+            if not status:
+                return "the server writes no binlog; start it with --log-bin"
+            _, _, only, ignored = status[0][:4]
+            if (only and self._database not in only.split(",")) or self._database in str(ignored).split(","):
+                return (
+                    f"database {self._database!r} is kept out of the binlog by binlog_do_db or "
+                    "binlog_ignore_db"
+                )
+            self._logs_replicated = bool(connection.value("SELECT @@global.log_slave_updates"))
+            self._checked = connection
+        if not self._logs_replicated and is_replica(connection):
+            return (
+                "the server is a replica, whose binlog does not hold what it replicates; "
+                "set log_slave_updates = ON"
+            )
+        return None
+
     def begin(self, connection: Connection) -> History:
+        self.require_sight(connection, follows=True)
         # Asked before: what commits in between wakes `wait` too often, never too seldom.
         self._seen = connection.value(_NEWEST)
         connection.execute(SNAPSHOT)
@@ -215,19 +241,12 @@ class LogCapture(Capture):
         self._drop_stream()
 
 
-def check_settings(connection: Connection, source: str, database: str) -> None:
-    """ConfigurationError, with what to set, unless the binlog holds all changes of the database as rows."""
+def check_settings(connection: Connection, source: str) -> None:
+    """ConfigurationError, with what to set, unless the binlog holds changes as rows."""
     names = ", ".join(f"@@global.{name}" for name, _, _ in _SETTINGS)
     for (_, allowed, remedy), value in zip(_SETTINGS, connection.row(f"SELECT {names}"), strict=True):
         if str(value) not in allowed:
             raise ConfigurationError(f"source {source!r}: capture `log` needs the server setting {remedy}")
-    status = connection.rows("SHOW MASTER STATUS")
-    _, _, only, ignored = status[0][:4] if status else ("", 0, "", "")
-    if (only and database not in only.split(",")) or database in str(ignored).split(","):
-        raise ConfigurationError(
-            f"source {source!r}: database {database!r} is kept out of the binlog by binlog_do_db or "
-            "binlog_ignore_db"
-        )
 
 
 def _place(connection: Connection) -> Place:

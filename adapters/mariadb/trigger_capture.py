@@ -61,6 +61,7 @@ from adapters.mariadb.history import (
     Installed,
     Prepared,
     drift,
+    is_replica,
     listing,
     read_installed,
     relation_row,
@@ -196,6 +197,7 @@ class TriggerCapture(Capture):
                 f"source {self._source!r}: capture `trigger` needs the server setting binlog_format = ROW or "
                 "MIXED, or no binlog"
             )
+        self.require_sight(connection, follows=False)
         installed = read_installed(connection, self._database)
         triggers = _triggers(connection, self._database)
         steps: list[str] = []
@@ -261,7 +263,19 @@ class TriggerCapture(Capture):
 
     # Reading
 
+    def blind(self, connection: Connection) -> str | None:
+        """See the contract. A replica that applies rows fires no triggers, unless it is made to."""
+        if is_replica(connection):
+            setting = connection.value("SELECT @@global.slave_run_triggers_for_rbr")
+            if setting != "ENFORCE":
+                return (
+                    "the server is a replica, which fires no triggers for what it replicates; "
+                    "use capture: log, or set slave_run_triggers_for_rbr = ENFORCE"
+                )
+        return None
+
     def begin(self, connection: Connection) -> TriggerHistory:
+        self.require_sight(connection, follows=True)
         for _ in range(_TRIES):
             try:
                 return self._begin(connection)

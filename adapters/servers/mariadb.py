@@ -65,7 +65,8 @@ class MariaDBServer(ServerProcess):
         self.host, self.user, self.password = "127.0.0.1", "owner", password
         self._data = folder / "data"
         self._socket = folder / "server.sock"
-        self._settings = tuple(settings)
+        self.settings = tuple(settings)
+        """Further settings, as of the next start."""
         self._numbers = itertools.count(1)
 
     @classmethod
@@ -141,7 +142,7 @@ class MariaDBServer(ServerProcess):
 
     def _command(self) -> Sequence[str]:
         return [
-            str(_find("mariadbd")), *_SETTINGS, *_as_user(), *self._settings,
+            str(_find("mariadbd")), *_SETTINGS, *_as_user(), *self.settings,
             f"--datadir={self._data}", f"--socket={self._socket}", f"--port={self.port}",
             f"--pid-file={self._data}/server.pid", f"--tmpdir={self._data}",
         ]  # fmt: skip

@@ -19,9 +19,9 @@ from algebra.position import Position
 class Source:
     """A database of its own on the shared server; adapters and connections are closed in the end."""
 
-    def __init__(self, server: MariaDBServer) -> None:
+    def __init__(self, server: MariaDBServer, database: str = "") -> None:
         self.server = server
-        self.database = server.create_database()
+        self.database = server.create_database(database)
         self._open: list[Any] = []
 
     def run(self, *statements: str) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adapters.mariadb.tests.conftest import Source, entries, position
-from adapters.servers.mariadb import MariaDBServer
+from adapters.servers.mariadb import MariaDBServer, why_not
 from algebra.errors import (
     ConfigurationError,
     PositionTrimmedError,
@@ -204,6 +204,28 @@ def test_settings_that_hide_changes_are_refused(
     finally:
         source.run(f"SET GLOBAL {setting} = {before if isinstance(before, int) else repr(before)}")
     assert not [name for (name,) in source.run("SHOW TABLES") if name.startswith("_lockstep")]
+
+
+@pytest.mark.parametrize("setting", ["--skip-log-bin", "--binlog-ignore-db=shop", "--binlog-do-db=other"])
+def test_what_was_kept_out_of_the_binlog_for_a_while_is_lost(setting: str) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with MariaDBServer.started() as server:
+        source = Source(server, "shop")
+        source.run(ITEM)
+        _, start = source.prepared("log", "item")
+        usual, server.settings = server.settings, (setting,)
+        server.restart()
+        source.run("INSERT INTO item VALUES (1, 'unseen')")
+        with pytest.raises(ConfigurationError, match="binlog"):
+            entries(source.adapter("log"), start)
+        with pytest.raises(ConfigurationError, match=r"binlog|log_bin"):
+            source.adapter("log").prepare(["item"])
+        server.settings = usual
+        server.restart()
+        with pytest.raises(PositionTrimmedError):
+            entries(source.adapter("log"), start)
+        source.close()
 
 
 def test_columns_that_the_binlog_obscures_are_refused(source: Source) -> None:
