@@ -215,7 +215,12 @@ class TriggerCapture(Capture):
             installed, triggers = Installed(installed.own), {}
             steps += layout.create_base(TRIGGER)
         definitions = Definitions.read(connection)
-        broken = {p.name: p for p in installed.relations if self._problem(p, tables, triggers, definitions)}
+        facts = installed.facts
+        broken = {
+            p.name: p
+            for p in installed.relations
+            if self._problem(p, tables, triggers, definitions, facts.get(layout.made(p.number)))
+        }
         for prepared in broken.values():
             # It stays on the list, now without triggers: should this end here, it is still known as broken.
             ours = layout.trigger_names(prepared.number)
@@ -231,6 +236,11 @@ class TriggerCapture(Capture):
             for p in installed.relations
             if p.name in known and not p.identity and p.name in definitions.numbers
         ]
+        steps += [
+            layout.note_made(p.number)
+            for p in installed.relations
+            if p.name in known and layout.made(p.number) not in facts
+        ]
         again = [tables.tables[name] for name in broken if name in tables.tables]
         fresh = [t for t in {t.name: t for t in [*wanted, *again]}.values() if t.name not in known]
         since = int(installed.facts.get("current", 0))
@@ -238,7 +248,7 @@ class TriggerCapture(Capture):
         for number, table in enumerate(fresh, installed.next_number()):
             table.capturable(self._source)
             self._counters.pop(table.name, None)
-            steps += layout.create_relation(number, table)
+            steps += [*layout.create_relation(number, table), layout.note_made(number)]
             identity = definitions.identity(table).text
             rows.append(relation_row(number, table, since, reshaped=table.name in broken, identity=identity))
         # After all others: a relation that is put on the list has its log and all its triggers.
@@ -340,7 +350,8 @@ class TriggerCapture(Capture):
         triggers = _triggers(connection, self._database)
         problems = {}
         for prepared in installed.relations:
-            problem = self._problem(prepared, tables, triggers, definitions)
+            made = installed.facts.get(layout.made(prepared.number))
+            problem = self._problem(prepared, tables, triggers, definitions, made)
             if problem is None and self._counter_went_back(prepared, tables.tables[prepared.name]):
                 problem = "was truncated"
             if problem is not None:
@@ -359,16 +370,23 @@ class TriggerCapture(Capture):
         self,
         prepared: Prepared,
         tables: SourceTables,
-        triggers: Mapping[str, str],
+        triggers: Mapping[str, tuple[str, str]],
         definitions: Definitions,
+        made: str | None,
     ) -> str | None:
-        """In words, why the capture of a relation no longer works; None if it does."""
+        """In words, why the capture of a relation no longer works; None if it does.
+
+        `made`: when its triggers were made, as that was noted, which earlier versions did not.
+        """
         table = tables.tables.get(prepared.name)
         problem = drift(prepared, table)
         if problem is not None or table is None:
             return problem
-        if any(triggers.get(name) != prepared.name for name in layout.trigger_names(prepared.number)):
+        found = [triggers[name] for name in sorted(layout.trigger_names(prepared.number)) if name in triggers]
+        if [on for on, _ in found] != [prepared.name] * len(layout.EVENTS):
             return "lost its triggers"
+        if made is not None and made != ",".join(moment for _, moment in found):
+            return "had its triggers made again, and was without them"
         before, now = Identity.of(prepared.identity), definitions.identity(table)
         if before.numbers == _TRUNCATED or (before.numbers and now.numbers and before.numbers != now.numbers):
             return "was truncated or rebuilt"
@@ -493,15 +511,14 @@ def _ranges(ids: np.ndarray) -> list[tuple[int, int]]:
     return [(int(first), int(last)) for first, last in zip(firsts, lasts, strict=True)]
 
 
-def _triggers(connection: Connection, database: str) -> dict[str, str]:
-    """Our triggers, each with the table it is on."""
-    return dict(
-        connection.rows(
-            "SELECT TRIGGER_NAME, EVENT_OBJECT_TABLE FROM information_schema.TRIGGERS "
-            "WHERE TRIGGER_SCHEMA = %s AND TRIGGER_NAME LIKE '\\_lockstep\\_%%' ORDER BY TRIGGER_NAME",
-            [database],
-        )
+def _triggers(connection: Connection, database: str) -> dict[str, tuple[str, str]]:
+    """Our triggers, each with the table it is on and the moment at which it was made."""
+    rows = connection.rows(
+        f"SELECT TRIGGER_NAME, EVENT_OBJECT_TABLE, {layout.MADE} FROM information_schema.TRIGGERS "
+        "WHERE TRIGGER_SCHEMA = %s AND TRIGGER_NAME LIKE '\\_lockstep\\_%%' ORDER BY TRIGGER_NAME",
+        [database],
     )
+    return {name: (table, made) for name, table, made in rows}
 
 
 def _log_tables(installed: Installed) -> list[str]:

@@ -21,6 +21,8 @@ from adapters.mariadb.types import ColumnType, Kind
 
 BATCHES = f"{OWN_PREFIX}_batches"
 MARK_TRIGGER = f"{OWN_PREFIX}_mark"
+MADE = "CAST(CREATED AS CHAR)"
+"""In information_schema.TRIGGERS: to the hundredth of a second."""
 EVENTS = ("insert", "update", "delete")
 
 TX = (
@@ -77,6 +79,20 @@ def log_table(number: int) -> str:
 
 def trigger_names(number: int) -> tuple[str, ...]:
     return tuple(f"{OWN_PREFIX}_{number}_{event}" for event in EVENTS)
+
+
+def made(number: int) -> str:
+    """The fact that tells when the triggers of a relation were made."""
+    return f"triggers {number}"
+
+
+def note_made(number: int) -> str:
+    """The statement that notes it, in the form in which the capture reads it."""
+    names = ", ".join(f"'{name}'" for name in trigger_names(number))
+    return (
+        f"REPLACE INTO {META} SELECT '{made(number)}', GROUP_CONCAT({MADE} ORDER BY TRIGGER_NAME) "
+        f"FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA = DATABASE() AND TRIGGER_NAME IN ({names})"
+    )
 
 
 def log_column(place: int) -> str:

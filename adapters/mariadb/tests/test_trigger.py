@@ -359,6 +359,26 @@ def test_lost_triggers_are_noticed_and_mended(source: Source) -> None:
     assert ids(adapter, after) == [[1]]
 
 
+def test_triggers_that_were_dropped_for_a_while_are_noticed_and_mended(source: Source) -> None:
+    """Triggers cannot be disabled: who loads rows without them makes them again."""
+    source.run(ITEM)
+    adapter, start = source.prepared("trigger", "item")
+    source.run("INSERT INTO item VALUES (1, 'x')")
+    assert ids(adapter, start) == [[1]]
+    ((*_, made, _, _, _, _),) = source.run("SHOW CREATE TRIGGER _lockstep_1_insert")
+    source.run("DROP TRIGGER _lockstep_1_insert", "INSERT INTO item VALUES (2, 'unseen')", made)
+    for again in (adapter, source.adapter("trigger")):
+        with pytest.raises(SchemaChangedError, match="had its triggers made again"):
+            entries(again, start)
+    adapter.prepare(["item"])
+    with pytest.raises(SchemaChangedError, match="was prepared anew"):
+        entries(adapter, start)
+    after = position(adapter)
+    source.run("INSERT INTO item VALUES (3, 'x')")
+    assert ids(adapter, after) == [[3]]
+    assert adapter.prepare(["item"]) == []
+
+
 def test_prepare_and_remove_can_be_taken_up_where_they_were_interrupted(source: Source, capture: str) -> None:
     source.run(ITEM)
     before = source.run("SHOW TABLES")
