@@ -1,8 +1,8 @@
 """What the database holds: its tables as relations, with keys, types and size estimates.
 
 Shown are ordinary and partitioned tables that are logged, with all their partitions. Not shown are:
-partitions by themselves (their rows are the root's), tables with plain inheritance (whose rows would be in two
-relations), unlogged, temporary and foreign tables, and what capture made.
+partitions by themselves (their rows are the root's), tables with plain inheritance (whose rows would be in
+two relations), unlogged, temporary and foreign tables, and what capture made.
 """
 
 from __future__ import annotations

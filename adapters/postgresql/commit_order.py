@@ -19,46 +19,50 @@ such a row fails.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from adapters.postgresql.visibility import Visibility
 
 
-def commit_order(committed: Iterable[int], cuts: Iterable[Visibility]) -> list[int]:
+def commit_order(committed: Iterable[int], cuts: Iterable[Visibility]) -> Iterator[int]:
     """The transactions in the order in which the cuts begin to show them, then by their ids.
+
+    Given are ids from the smallest on, and cuts likewise: of two, the smaller one has the smaller xmax, or
+    more that were running below the same one. Neither is held: a backlog may have many.
 
     The first to start saw the second commit, and was shown later:
 
-    >>> commit_order([7, 8], [Visibility(7, 9, frozenset({7, 8})), Visibility(7, 9, frozenset({7}))])
+    >>> list(commit_order([7, 8], [Visibility(7, 9, frozenset({7, 8})), Visibility(7, 9, frozenset({7}))]))
     [8, 7]
     """
-    waiting = sorted(committed)
-    # Of two cuts, the smaller one has the smaller xmax, or more that were running below the same one.
-    ordered = sorted(set(cuts), key=lambda cut: (cut.xmax, -len(cut.running)))
-    result: list[int] = []
+    waiting = iter(committed)
+    following = next(waiting, None)
     held: dict[int, None] = {}
-    position = 0
-    for cut in ordered:
-        while position < len(waiting) and waiting[position] < cut.xmax:
-            held[waiting[position]] = None
-            position += 1
+    last: Visibility | None = None
+    for cut in cuts:
+        if cut == last:
+            continue
+        last = cut
+        while following is not None and following < cut.xmax:
+            held[following] = None
+            following = next(waiting, None)
         shown = [xid for xid in held if xid not in cut.running]
-        for xid in sorted(shown):
+        for xid in shown:
             del held[xid]
-            result.append(xid)
-    return [*result, *sorted([*held, *waiting[position:]])]
+        yield from shown
+    yield from held
+    if following is not None:
+        yield following
+    yield from waiting
 
 
-def parse_cuts(logged: Iterable[tuple[int, Iterable[str]]]) -> list[Visibility]:
+def parse_cuts(logged: Iterable[tuple[int, str]]) -> Iterator[Visibility]:
     """The cuts that transactions logged; each leaves itself out, though it was running.
 
-    >>> parse_cuts([(7, ["7:9:"])]) == [Visibility(7, 9, frozenset({7}))]
+    >>> list(parse_cuts([(7, "7:9:")])) == [Visibility(7, 9, frozenset({7}))]
     True
     """
-    cuts = []
-    for xid, texts in logged:
-        for text in set(texts):
-            cut = Visibility.of(text)
-            cuts.append(replace(cut, running=cut.running | {xid}) if xid < cut.xmax else cut)
-    return cuts
+    for xid, text in logged:
+        cut = Visibility.of(text)
+        yield replace(cut, running=cut.running | {xid}) if xid < cut.xmax else cut

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 from uuid import uuid4
 
@@ -85,14 +86,21 @@ POLL_SECONDS = 0.05
 LISTEN_SECONDS = 1.0
 """With notifications, how often all the same: capture may have been prepared without."""
 
+LOT = 20_000
+"""Rows that are held at once while transactions get their numbers."""
+
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;"
 _NUMBER = "BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE; SET LOCAL synchronous_commit = local;"
 _NEW = f"""
-    SELECT s.xid, array_agg(s.cut) FROM {layout.STATEMENTS} s
+    FROM {layout.STATEMENTS} s
     WHERE s.xid >= coalesce((SELECT c.horizon FROM {layout.COMMITS} c ORDER BY c.ordinal DESC LIMIT 1), 0)
-      AND NOT EXISTS (SELECT FROM {layout.COMMITS} c WHERE c.xid = s.xid)
-    GROUP BY s.xid"""
-_ANY_NEW = f"SELECT EXISTS ({_NEW})"
+      AND NOT EXISTS (SELECT FROM {layout.COMMITS} c WHERE c.xid = s.xid)"""
+_ANY_NEW = f"SELECT EXISTS (SELECT {_NEW})"
+_NEW_IDS = f"SELECT DISTINCT s.xid {_NEW} ORDER BY 1"
+_XMAX = "split_part(s.cut, ':', 2)::int8"
+_RUNNING = "coalesce(cardinality(string_to_array(nullif(split_part(s.cut, ':', 3), ''), ',')), 0)"
+_NEW_CUTS = f"SELECT s.xid, s.cut {_NEW} ORDER BY {_XMAX}, {_RUNNING} + (s.xid < {_XMAX})::int DESC"
+"""In the order that `commit_order` asks for; who logged a cut is not in it, and was running."""
 _LAST = f"""
     SELECT c.ordinal, c.mark, c.horizon <= pg_snapshot_xmax(pg_current_snapshot())::text::int8
     FROM {layout.COMMITS} c ORDER BY c.ordinal DESC LIMIT 1"""
@@ -319,25 +327,36 @@ class TriggerCapture(Capture):
         control.run(f"{_NUMBER} {locks} LOCK TABLE {layout.COMMITS} IN EXCLUSIVE MODE")
         try:
             now, exported = control.one("SELECT pg_current_snapshot()::text, pg_export_snapshot()")
-            found = control.rows(_NEW)
             last = control.one(_LAST)
             trimmed = control.one(f"SELECT trimmed FROM {META}")[0]
-            first = (last[0] if last is not None else trimmed) + 1
-            order = commit_order((row[0] for row in found), parse_cuts(found))
+            number = first = (last[0] if last is not None else trimmed) + 1
+            ids = (xid for (xid,) in self._fetched("ids", _NEW_IDS))
+            order = commit_order(ids, parse_cuts(self._fetched("cuts", _NEW_CUTS)))
             mark = uuid4().hex[:12]
-            if order:
+            while lot := list(islice(order, LOT)):
                 control.execute(
                     f"INSERT INTO {layout.COMMITS} SELECT %s + place - 1, xid, %s, %s"
                     " FROM unnest(%s::int8[]) WITH ORDINALITY AS n(xid, place)",
-                    [first, mark, Visibility.of(now).xmin, order],
+                    [number, mark, Visibility.of(now).xmin, lot],
                 )
-                last = (first + len(order) - 1, mark, True)
+                number += len(lot)
+            if number > first:
+                last = (number - 1, mark, True)
             self._reader.run(f"{_READ} SET TRANSACTION SNAPSHOT {text(exported)}; {locks}")
             control.run("COMMIT")
         except BaseException:
             control.rollback()
             raise
         return last
+
+    def _fetched(self, name: str, query: str) -> Iterator[Any]:
+        """The rows of a query, lot by lot; it sees nothing that is written after it has begun."""
+        self._control.run(f"DECLARE {name} NO SCROLL CURSOR FOR {query}")
+        while True:
+            rows = self._control.rows(f"FETCH {LOT} FROM {name}")
+            yield from rows
+            if len(rows) < LOT:
+                return
 
     # Waiting
 
