@@ -181,7 +181,9 @@ def is_refused(error: Exception) -> bool:
 
 _UNAVAILABLE = {"08", "40", "53", "55", "57", "58", "XX"}
 _NOT_OURS_TO_MEND = re.compile(
-    r"authentication failed|password|does not exist|pg_hba\.conf|not permitted to log in|SSL|replication role"
+    r"authentication failed|password|does not exist|pg_hba\.conf|not permitted to log in|replication role"
+    # How TLS is set up; that an encrypted connection broke is told as an error of SSL, too.
+    r"|does not support SSL|certificate|tlsv1 alert|wrong version number|unsupported protocol"
 )
 _SCHEMA = {"42P01", "42703", "42704", "42883", "42804", "3F000", "0A000"}
 

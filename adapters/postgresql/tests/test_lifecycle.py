@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from adapters.postgresql import log_capture
+from adapters.postgresql.connection import translate
 from adapters.postgresql.log_capture import LogCapture
 from adapters.postgresql.stream import LogStream
 from adapters.postgresql.tests.conftest import CAPTURES, MakeAdapter, Sql
@@ -359,6 +360,34 @@ def test_a_wrong_configuration_is_one_line(changed: dict[str, object], says: str
     with pytest.raises(ConfigurationError, match=says) as caught:
         PostgresAdapter(SourceConfig(**given))  # type: ignore[arg-type]
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "consuming input failed: SSL error: unexpected eof while reading",
+        "consuming input failed: SSL connection has been closed unexpectedly",
+        "consuming input failed: SSL SYSCALL error: EOF detected",
+        "sending query failed: SSL SYSCALL error: Connection reset by peer",
+        "could not receive data from server: SSL SYSCALL error: Connection timed out",
+    ],
+)
+def test_an_encrypted_connection_that_breaks_comes_back_by_itself(said: str) -> None:
+    assert isinstance(translate("shop", said, None), SourceUnavailableError)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'connection to server at "db" failed: server does not support SSL, but SSL was required',
+        'connection to server at "db" failed: SSL error: certificate verify failed',
+        'connection to server at "db" failed: root certificate file "ca.pem" does not exist',
+        'connection to server at "db" failed: SSL error: tlsv1 alert unknown ca',
+        'server certificate for "other" does not match host name "db"',
+    ],
+)
+def test_how_tls_is_set_up_only_a_person_can_mend(said: str) -> None:
+    assert isinstance(translate("shop", said, None), ConfigurationError)
 
 
 def test_what_only_a_person_can_mend(make: MakeAdapter, server: PostgresServer) -> None:
