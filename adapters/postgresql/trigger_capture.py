@@ -96,7 +96,8 @@ _NEW = f"""
     WHERE s.xid >= coalesce((SELECT c.horizon FROM {layout.COMMITS} c ORDER BY c.ordinal DESC LIMIT 1), 0)
       AND NOT EXISTS (SELECT FROM {layout.COMMITS} c WHERE c.xid = s.xid)"""
 _ANY_NEW = f"SELECT EXISTS (SELECT {_NEW})"
-_NEW_IDS = f"SELECT DISTINCT s.xid {_NEW} ORDER BY 1"
+_PLACE = "coalesce(max(nullif(split_part(s.cut, ':', 4), '')::int8), 0)"
+_NEW_IDS = f"SELECT s.xid, {_PLACE} {_NEW} GROUP BY s.xid ORDER BY s.xid"
 _XMAX = "split_part(s.cut, ':', 2)::int8"
 _RUNNING = "coalesce(cardinality(string_to_array(nullif(split_part(s.cut, ':', 3), ''), ',')), 0)"
 _NEW_CUTS = f"SELECT s.xid, s.cut {_NEW} ORDER BY {_XMAX}, {_RUNNING} + (s.xid < {_XMAX})::int DESC"
@@ -330,8 +331,8 @@ class TriggerCapture(Capture):
             last = control.one(_LAST)
             trimmed = control.one(f"SELECT trimmed FROM {META}")[0]
             number = first = (last[0] if last is not None else trimmed) + 1
-            ids = (xid for (xid,) in self._fetched("ids", _NEW_IDS))
-            order = commit_order(ids, parse_cuts(self._fetched("cuts", _NEW_CUTS)))
+            cuts = parse_cuts(self._fetched("cuts", _NEW_CUTS))
+            order = commit_order(self._fetched("ids", _NEW_IDS), cuts)
             mark = uuid4().hex[:12]
             while lot := list(islice(order, LOT)):
                 control.execute(

@@ -3,8 +3,9 @@
     _lockstep.meta, relations    what is prepared (capture.py)
     _lockstep.log_<n>            rows of relation n that came (count 1) or left (-1), as record literals
     _lockstep.statements         one row per logged statement: its transaction, the relation, who was
-                                 running then; once more, with minus the relation's number, for a TRUNCATE
-                                 whose rows could not be logged
+                                 running then and, where a snapshot outlives its statement, how far the
+                                 server's log had come; once more, with minus the relation's number, for a
+                                 TRUNCATE whose rows could not be logged
     _lockstep.marks              marks of global transactions
     _lockstep.commits            transactions in commit order; written by the wrapper, not by triggers
 
@@ -28,9 +29,8 @@ MARK = 0
 """In `statements`, the number that stands for the marker."""
 
 SEES_ALL = "current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')"
-"""In a trigger function before a TRUNCATE: whether it sees all rows that go. TRUNCATE takes those, too, that
-were committed after the transaction's snapshot; only where each statement has its own is that surely newer
-than the lock."""
+"""In a trigger function: whether each statement has a snapshot of its own. Only then it surely shows all rows
+that a TRUNCATE takes, as it is newer than the lock, and every transaction that this one could wait for."""
 
 CANONICAL = (
     "SET search_path = pg_catalog, pg_temp SET DateStyle = 'ISO' SET IntervalStyle = 'postgres'"
@@ -78,7 +78,9 @@ def base(schema: str, home: str, *, notify: bool) -> list[str]:
 
 def _noted(number: int, notify: bool) -> str:
     """What every logged statement adds: which log it wrote, who was running, and a word to whoever waits."""
-    note = f"INSERT INTO {STATEMENTS} VALUES (txid_current(), {number}, pg_current_snapshot()::text);"
+    place = f"CASE WHEN {SEES_ALL} THEN '' ELSE ':' || (pg_current_wal_insert_lsn() - '0/0') END"
+    cut = f"pg_current_snapshot()::text || {place}"
+    note = f"INSERT INTO {STATEMENTS} VALUES (txid_current(), {number}, {cut});"
     return note + (f" PERFORM pg_notify({text(CHANNEL)}, '');" if notify else "")
 
 

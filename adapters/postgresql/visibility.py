@@ -20,8 +20,8 @@ class Visibility:
 
     @classmethod
     def of(cls, text: str) -> Visibility:
-        """From PostgreSQL's text form, `xmin:xmax:running,…`."""
-        xmin, xmax, running = text.split(":")
+        """From PostgreSQL's text form, `xmin:xmax:running,…`, whatever follows after another colon."""
+        xmin, xmax, running, *_ = text.split(":")
         return cls(int(xmin), int(xmax), frozenset(map(int, running.split(","))) if running else frozenset())
 
     def shows(self, xid: int) -> bool:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import random
 import threading
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import psycopg
 import pytest
@@ -94,6 +96,83 @@ def test_a_row_taken_over_from_a_younger_transaction(
         early.execute("COMMIT")
     entries = follower.follow()
     assert [rows(entry["item"]).get((1, "late")) for entry in entries] == [1, -1]
+
+
+LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
+
+
+@pytest.mark.parametrize("giver", LEVELS)
+@pytest.mark.parametrize("taker", LEVELS)
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_key_taken_over_from_a_transaction_that_is_not_seen(
+    capture: str, taker: str, giver: str, sql: Sql, make: MakeAdapter, server: PostgresServer, database: str
+) -> None:
+    """The taker has the smaller id, and a snapshot from before the giver, whose key it uses again."""
+    sql("CREATE TABLE item (id int PRIMARY KEY, v text)", "INSERT INTO item VALUES (5, 'old')")
+    adapter = make(capture)
+    adapter.prepare(["item"])
+    follower = Follower(adapter)
+    with server.connect(database) as takes, server.connect(database) as gives:
+        for connection, level in ((takes, taker), (gives, giver)):
+            connection.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
+        takes.execute("INSERT INTO item VALUES (1, 'taker')")
+        gives.execute("DELETE FROM item WHERE id = 5")
+        gives.execute("COMMIT")
+        takes.execute("INSERT INTO item VALUES (5, 'taker')")
+        takes.execute("COMMIT")
+    assert [rows(entry["item"]) for entry in follower.follow()] == [
+        {(5, "old"): -1},
+        {(1, "taker"): 1, (5, "taker"): 1},
+    ]
+
+
+TAKE = "INSERT INTO item VALUES (%s) ON CONFLICT DO NOTHING"
+
+
+def _takers(url: str, seed: int, count: int, failed: list[BaseException]) -> Callable[[], None]:
+    """A writer at every level of isolation that takes keys which others gave up, and gives up others."""
+    chance = random.Random(seed)
+
+    def run() -> None:
+        try:
+            with psycopg.connect(url, autocommit=True) as connection:
+                for number in range(count):
+                    with suppress(psycopg.errors.SerializationFailure), connection.transaction():
+                        connection.execute(
+                            f"SET TRANSACTION ISOLATION LEVEL {chance.choice(LEVELS)}".encode()
+                        )
+                        connection.execute("INSERT INTO item VALUES (%s)", [1000 * (seed + 1) + number])
+                        for key in sorted(chance.sample(range(6), 3)):
+                            gives = chance.random() < 0.5
+                            statement = "DELETE FROM item WHERE id = %s" if gives else TAKE
+                            connection.execute(statement.encode(), [key])
+        except BaseException as error:
+            failed.append(error)
+
+    return run
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_no_key_is_there_twice_at_any_version_whatever_the_levels_of_isolation(
+    capture: str, sql: Sql, make: MakeAdapter, server: PostgresServer, database: str
+) -> None:
+    sql("CREATE TABLE item (id int PRIMARY KEY)")
+    adapter = make(capture)
+    adapter.prepare(["item"])
+    follower = Follower(adapter)
+    failed: list[BaseException] = []
+    writers = [threading.Thread(target=_takers(server.url(database), seed, 150, failed)) for seed in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert not failed, failed
+    there: Counter[object] = Counter()
+    for entry in follower.follow():
+        for row, count in rows(entry["item"]).items():
+            there[row] += count
+            assert there[row] in (0, 1), row
+    assert sum(there.values()) == int(sql("SELECT count(*) FROM item")[0][0])
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
@@ -229,7 +308,13 @@ def test_lots_do_not_matter_to_the_order(
 
 def test_cuts_order_what_overlaps() -> None:
     cuts = [Visibility.of(text) for text in ("5:9:5,6,8", "5:9:5,8", "5:10:5", "10:10:")]
-    assert list(commit_order([5, 6, 7, 8, 9], cuts)) == [7, 6, 8, 9, 5]
+    assert list(commit_order([(xid, 0) for xid in (5, 6, 7, 8, 9)], cuts)) == [7, 6, 8, 9, 5]
+
+
+def test_what_saw_too_little_comes_last_between_two_cuts_by_its_place_in_the_log() -> None:
+    cuts = [Visibility.of(text) for text in ("5:9:5,6,7,8:300", "9:9:", "9:13:9,10,11,12:700")]
+    committed = [(5, 300), (6, 200), (7, 0), (8, 0), (9, 700), (10, 0), (11, 600), (12, 0)]
+    assert list(commit_order(committed, cuts)) == [7, 8, 6, 5, 10, 12, 11, 9]
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
