@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -84,9 +85,8 @@ def inside(server: MediatorServer) -> Mediator:
 def wait_for(server: MediatorServer, what: Callable[[Mediator], bool]) -> None:
     """Return when something holds of the mediator; it is looked at again at every change and every 0.2 s."""
     mediator = inside(server)
-    for _ in range(int(PATIENCE / 0.2)):
-        if what(mediator):  # without the lock: it may ask the mediator from outside
-            return
+    deadline = time.monotonic() + PATIENCE
+    while not what(mediator):  # without the lock: it may ask the mediator from outside
+        assert time.monotonic() < deadline, "it did not happen"
         with mediator.changed:
             mediator.changed.wait(0.2)
-    raise AssertionError("it did not happen")
