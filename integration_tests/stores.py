@@ -50,6 +50,7 @@ def connect(kind: str, where: str) -> Database:
     if kind == "sqlite":
         connection = sqlite3.connect(where, isolation_level=None, timeout=60)
         connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=OFF")
         return connection
     if kind == "postgresql":
         import psycopg

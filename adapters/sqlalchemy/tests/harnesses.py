@@ -139,6 +139,7 @@ class SqliteWriter(SqlWriter):
     def __init__(self, path: Path, tables: Sequence[RelationSchema]) -> None:
         super().__init__(tables)
         self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        self._connection.execute("PRAGMA synchronous = OFF")
 
     def begin(self) -> None:
         self.sql("BEGIN IMMEDIATE")
@@ -215,6 +216,7 @@ class SqliteHarness(SqlAlchemyHarness):
         rows: list[Any] = []
         with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = OFF")
             for statement in statements:
                 rows = connection.execute(statement).fetchall()
         return rows

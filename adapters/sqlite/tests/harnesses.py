@@ -60,6 +60,7 @@ BUSY_SECONDS = 60.0
 SCRIPT = """
 import json, sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA synchronous = OFF")
 for statement in json.loads(sys.argv[2]):
     rows = connection.execute(statement).fetchall()
 print(json.dumps(rows))
@@ -92,9 +93,10 @@ class SqliteWriter(SqlWriter):
 
     same = "IS"
 
-    def __init__(self, path: Path, tables: Sequence[RelationSchema]) -> None:
+    def __init__(self, path: Path, tables: Sequence[RelationSchema], synchronous: str) -> None:
         super().__init__(tables)
         self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        self._connection.execute(f"PRAGMA synchronous = {synchronous}")
 
     def begin(self) -> None:
         self.sql("BEGIN IMMEDIATE")
@@ -153,6 +155,8 @@ class SqliteHarness(Harness):
         no_rights="SQLite has no users; who may not write the file is told by the file system",
     )
     options: ClassVar[Mapping[str, Any]] = {}
+    synchronous: ClassVar[str] = "OFF"
+    """Of its writers: what they commit survives their end, and not that of the machine."""
 
     @property
     def path(self) -> Path:
@@ -163,7 +167,7 @@ class SqliteHarness(Harness):
         elsewhere(self.path, [create_table(table) for table in tables])
 
     def writer(self, number: int) -> Writer:
-        return in_process(number, SqliteWriter, self.path, self._tables)
+        return in_process(number, SqliteWriter, self.path, self._tables, self.synchronous)
 
     def adapter(self, relations: tuple[str, ...] | None = None) -> Adapter:
         url = f"sqlite:///{self.path}"
@@ -217,6 +221,8 @@ class RollbackJournalHarness(SqliteHarness):
 
 class WalHarness(SqliteHarness):
     """A file that was in write-ahead mode before: what is measured is what capture costs beside that."""
+
+    synchronous: ClassVar[str] = "FULL"
 
     def create(self, tables: Sequence[RelationSchema]) -> None:
         super().create(tables)
