@@ -345,7 +345,7 @@ def test_a_full_disk_of_a_wrapper_is_not_taken_for_the_warehouses(
         return later(self, *given)
 
     monkeypatch.setattr(QueryProcessor, "_later", put_aside)
-    server, client = site.mediator()
+    server, client = site.mediator(late_seconds=0.5)
     told: list[bool] = []
     inside(server).on_storage(told.append)
     client.create_view("v", VIEW)
