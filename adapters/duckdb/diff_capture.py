@@ -12,6 +12,7 @@ the relations as a whole and holds the file meanwhile: that is its price.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
@@ -67,7 +68,9 @@ class DiffCapture(Capture):
         self._session = session
         self._options = options
         self._catalog = catalog
-        self._shadow = Shadow(session, options.shadow, policy, lock_timeout=options.lock_timeout)
+        self._shadow = Shadow(
+            session, options.shadow, os.path.abspath(options.path), policy, lock_timeout=options.lock_timeout
+        )
 
     def prepare(self, relations: Sequence[str], *, dry_run: bool) -> list[str]:
         with self._session.attached(timeout=self._options.lock_timeout) as connection:

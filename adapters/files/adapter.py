@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -106,7 +107,7 @@ class FilesAdapter(Adapter):
         policy = TrimPolicy(
             clock, trim=options.trim, entries=options.trim_entries, seconds=options.trim_seconds
         )
-        self._shadow = Shadow(self._engine, options.shadow, policy)
+        self._shadow = Shadow(self._engine, options.shadow, os.path.abspath(options.folder), policy)
         self._quarantine = QuarantineFile(config.name, options.quarantine)
         self._watch = FolderWatch(options.folder, options.poll_seconds, clock, reports=reports)
         self._limit = RateLimit(options.footprint.rate_limit)

@@ -1,6 +1,7 @@
 """The tables of a shadow file, and the statements that make and drop them.
 
-    meta       one row: the layout's format, the epoch of this capture, how far it was trimmed, the mark there
+    meta       one row: the layout's format, the epoch of this capture, how far it was trimmed, the mark
+               there, and the database that is shadowed
     relations  the prepared relations: shape, stored types, key, and a note that belongs to their state
     cycles     one row per cycle that found a difference: its ordinal and its mark
     state_<n>  relation n as last seen: every distinct row with its number of copies
@@ -32,6 +33,9 @@ SHADOW = "shadow"
 
 FORMAT = 1
 """Counts up when the tables change their meaning."""
+
+DATABASE = "database"
+"""The column of `meta` that says what is shadowed; shadows that were made before there was one have none."""
 
 META = path(SHADOW, "main", "meta")
 RELATIONS = path(SHADOW, "main", "relations")
@@ -142,11 +146,11 @@ class Kept:
         return f"{alias}.{self.column(column)}"
 
 
-def create_base() -> Iterator[Step]:
+def create_base(database: str) -> Iterator[Step]:
     """The tables of a shadow without any relation."""
     yield Step(
         f"CREATE TABLE {META} AS SELECT {FORMAT} AS format, {NEW_EPOCH} AS epoch, "
-        "0::BIGINT AS trimmed, '' AS mark"
+        f"0::BIGINT AS trimmed, '' AS mark, {text(database)} AS {DATABASE}"
     )
     yield Step(
         f"CREATE TABLE {RELATIONS} (number INTEGER, relation VARCHAR, definition VARCHAR, note VARCHAR)"
@@ -170,6 +174,11 @@ def create_relation(kept: Kept, rows: Extent) -> Iterator[Step]:
     )
     definition = json.dumps([kept.shape, kept.stored, kept.key], ensure_ascii=False)
     yield Step(f"INSERT INTO {RELATIONS} VALUES ({kept.number}, {text(kept.name)}, {text(definition)}, '')")
+
+
+def note_database(database: str) -> Step:
+    """Note what is shadowed in a shadow that says nothing of it."""
+    return Step(f"ALTER TABLE {META} ADD COLUMN {DATABASE} VARCHAR DEFAULT {text(database)}")
 
 
 def drop_relation(kept: Kept) -> Iterator[Step]:

@@ -15,6 +15,10 @@ cycles a snapshot does not touch the source at all.
 Only an adapter whose source cannot change while it is being read may answer from the source instead: the
 DuckDB adapter holds the file, which nobody can write meanwhile.
 
+The shadow says which database it is of, and is not opened for another one. Two configurations may come to
+one folder by a default or a copied option; where their tables are alike, the difference between two databases
+would pass for what one of them did.
+
 The file is attached for moments only (`engine.py`), so that other commands get their turn. It has a folder of
 its own, which only the wrapper's user can read: DuckDB makes log files beside it, with rows, and asks nobody
 for their mode.
@@ -83,14 +87,19 @@ def shadow_file(folder: Path) -> Path:
 
 
 class Shadow:
-    """The shadow of one source, in a folder of its own."""
+    """The shadow of one source, in a folder of its own.
+
+    `database` tells what is shadowed from any other database, and may be shown: its address without
+    credentials.
+    """
 
     def __init__(
-        self, engine: Engine, folder: Path, policy: TrimPolicy, *, lock_timeout: float = 30.0
+        self, engine: Engine, folder: Path, database: str, policy: TrimPolicy, *, lock_timeout: float = 30.0
     ) -> None:
         self._engine = engine
         self._source = engine.source
         self._folder = folder
+        self._database = database
         self._file = shadow_file(folder)
         self._policy = policy
         self._lock_timeout = lock_timeout
@@ -107,14 +116,14 @@ class Shadow:
     def prepare(self, state: SourceState, relations: Sequence[str], *, dry_run: bool = False) -> list[str]:
         """Keep these relations from now on; returns each step. Relations that drifted are taken anew."""
         # Planned before anything is opened: what is refused must not leave a file behind.
-        planned = _plan(self._source, NOTHING, state, relations)
+        planned = _plan(self._source, self._database, NOTHING, state, relations)
         exists = self._file.exists()
         created = [] if exists else [f"create {self._folder}"]
         if dry_run and not exists:
             return created + [str(step) for step in planned]
         try:
             with self._attached() as connection:
-                steps = _plan(self._source, self._read(connection), state, relations)
+                steps = _plan(self._source, self._database, self._read(connection), state, relations)
                 if steps and not dry_run:
                     known = self._read(connection).relations
                     with transaction(connection):
@@ -200,12 +209,24 @@ class Shadow:
                 f"source {self._source!r}: {self._file} was made by another version of Lockstep; "
                 "remove capture and prepare again"
             )
-        meta = one(connection, f"SELECT epoch, trimmed, mark FROM {META}")
+        if (layout.DATABASE,) not in columns:
+            layout.note_database(self._database).run(connection)
+        *meta, database = one(connection, f"SELECT epoch, trimmed, mark, {layout.DATABASE} FROM {META}")
+        if database != self._database:
+            raise self._foreign(database)
         rows = connection.execute(
             f"SELECT number, relation, definition, note FROM {RELATIONS} ORDER BY number"
         ).fetchall()
         epoch, trimmed, mark = meta
         return Content(epoch, trimmed, mark, tuple(layout.read_definition(*row) for row in rows))
+
+    def _foreign(self, database: str) -> ConfigurationError:
+        where = f"source {self._source!r}: {self._folder} is the shadow of another database"
+        remedy = (
+            "name another folder in option `shadow`; or, if it is the same database at a new address, "
+            "`lockstep adapter remove` and `prepare`, then refresh the views"
+        )
+        return ConfigurationError(f"{where}, {database}; {remedy}", told=f"{where}; {remedy}")
 
 
 class OpenShadow:
@@ -331,9 +352,11 @@ class Borrowed:
         return f"{alias}.c{next(i for i, c in enumerate(self.columns) if c.name == column)}"
 
 
-def _plan(source: str, content: Content, state: SourceState, names: Sequence[str]) -> list[Step]:
+def _plan(
+    source: str, database: str, content: Content, state: SourceState, names: Sequence[str]
+) -> list[Step]:
     wanted = {name: state.schema(name) for name in names}
-    steps = [] if content.epoch else list(layout.create_base())
+    steps = [] if content.epoch else list(layout.create_base(database))
     broken = [kept for kept in content.relations if _drift(source, kept, state)]
     healthy = [kept for kept in content.relations if kept not in broken]
     for kept in broken:

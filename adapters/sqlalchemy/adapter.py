@@ -24,6 +24,7 @@ from adapters.shadow.store import OpenShadow, Shadow
 from adapters.spi import Adapter, Boundaries, Capabilities, CaptureProfile, Snapshot, SourceConfig
 from adapters.sqlalchemy.catalog import SourceTables, possible_places, read_tables
 from adapters.sqlalchemy.database import Database
+from adapters.sqlalchemy.dialects import address
 from adapters.sqlalchemy.hints import check_hint, refresh
 from adapters.sqlalchemy.options import DIFF, NO_ISOLATION, parse
 from adapters.sqlalchemy.reading import ReadState
@@ -75,7 +76,9 @@ class SqlAlchemyAdapter(Adapter):
         policy = TrimPolicy(
             clock, trim=options.trim, entries=options.trim_entries, seconds=options.trim_seconds
         )
-        self._shadow = Shadow(self._engine, options.shadow, policy, lock_timeout=options.lock_timeout)
+        self._shadow = Shadow(
+            self._engine, options.shadow, address(options.url), policy, lock_timeout=options.lock_timeout
+        )
         self._seen: Seen | None = None
         self._woken = threading.Event()
 

@@ -19,6 +19,7 @@ names the level, or says `none`, and then nothing is promised but that the view 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -106,6 +107,8 @@ GRACE_SECONDS = 30.0
 """How much longer than a statement may take the server may say nothing: it is to end the statement itself."""
 _POSTGRESQL_DRIVERS = frozenset({"psycopg", "psycopg2"})
 _MYSQL_DRIVERS = frozenset({"pymysql", "mysqldb"})
+_ADDRESS = frozenset({"host", "port", "dbname", "database", "unix_socket", "service", "service_name", "sid"})
+"""Where a url may name its database beside the usual places, by some driver."""
 _KEEPALIVE = {
     "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000,
 }  # fmt: skip
@@ -144,6 +147,24 @@ def connect_arguments(url: URL, timeout: float) -> dict[str, Any]:
         silence = math.ceil(timeout + GRACE_SECONDS)
         wanted |= {"read_timeout": silence, "write_timeout": silence}
     return {name: value for name, value in wanted.items() if name not in url.query}
+
+
+def address(url: URL) -> str:
+    """Which database a url names, without its driver, the user, and what else matters to a connection only.
+
+    >>> address(sa.make_url("postgresql+psycopg://reader:secret@Host:5432/db?sslmode=require"))
+    'postgresql://host:5432/db'
+    >>> address(sa.make_url("oracle+oracledb://reader:secret@host/?service_name=erp"))
+    'oracle://host?service_name=erp'
+    >>> address(sa.make_url("sqlite:////srv/sub/../shop.db?timeout=5"))
+    'sqlite:////srv/shop.db'
+    """
+    dialect, database = url.get_backend_name(), url.database
+    if dialect == "sqlite" and database and database != ":memory:":
+        database = os.path.abspath(database.removeprefix("file:"))
+    query = {name: value for name, value in url.query.items() if name in _ADDRESS}
+    host = url.host and url.host.lower()
+    return str(URL.create(dialect, host=host, port=url.port, database=database or None, query=query))
 
 
 def install(engine: Engine, level: str) -> None:

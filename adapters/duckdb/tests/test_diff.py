@@ -55,6 +55,22 @@ def test_merge_and_upsert_are_found(prepared: MakeAdapter, owner: Owner, path: P
     assert changes.positions == (position,)
 
 
+def test_a_shadow_of_another_file_is_refused(
+    prepared: MakeAdapter, owner: Owner, path: Path, tmp_path: Path
+) -> None:
+    before = changes_after(prepared("diff"), ORIGIN)[1]
+    other = tmp_path / "other.duckdb"
+    owner.write(other, "CREATE TABLE stock (id INTEGER PRIMARY KEY, qty INTEGER)")
+    shadow = {"shadow": str(shadow_of(path))}
+    foreign = DuckDBAdapter(SourceConfig("shop", "duckdb", f"duckdb:///{other}", None, "diff", shadow))
+    with pytest.raises(ConfigurationError, match=f"the shadow of another database, {path}; "):
+        foreign.prepare(["stock"])
+    with pytest.raises(ConfigurationError, match="the shadow of another database"):
+        changes_after(foreign, before)
+    foreign.close()
+    assert changes_after(prepared("diff"), before)[1] == before
+
+
 def test_triggers_would_refuse_those_writes(owner: Owner, path: Path, make: MakeAdapter) -> None:
     owner.write(path, "CREATE TABLE t (id INTEGER PRIMARY KEY, n INTEGER)")
     make().prepare(["t"])

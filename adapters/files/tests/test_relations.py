@@ -18,6 +18,7 @@ from adapters.files.tests.conftest import MakeAdapter
 from adapters.files.tests.owner import replace_file
 from adapters.files.tests.support import changes, rows, start, types
 from adapters.files.tests.workbook import workbook
+from adapters.spi import SourceConfig
 from algebra.errors import ConfigurationError, DataError, SchemaChangedError
 
 
@@ -378,6 +379,22 @@ def test_wrong_options_are_one_line(make: MakeAdapter, options: dict[str, Any], 
 def test_a_shadow_inside_the_folder_is_refused(make: MakeAdapter, folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="inside the folder of the files"):
         make(shadow=str(folder / "shadow"))
+
+
+def test_a_shadow_of_another_folder_is_refused(make: MakeAdapter, folder: Path, tmp_path: Path) -> None:
+    (folder / "item.csv").write_bytes(b"id\n1\n")
+    start(make(shadow=str(tmp_path / "kept")), "item")
+    folder.rename(tmp_path / "outbox")
+    folder.mkdir()
+    (folder / "item.csv").write_bytes(b"id\n2\n")
+    config = SourceConfig(
+        "shop", "files", f"files:///{tmp_path / 'outbox'}", options={"shadow": str(tmp_path / "kept")}
+    )
+    outbox = FilesAdapter(config)
+    for refused in (outbox.catalog, lambda: outbox.prepare(["item"])):
+        with pytest.raises(ConfigurationError, match=f"the shadow of another database, {folder}; "):
+            refused()
+    outbox.close()
 
 
 def test_the_steps_of_prepare_and_remove_are_told_before(

@@ -64,10 +64,10 @@ class Tables(SourceState):
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def open_shadow(folder: Path, **options: Any) -> Shadow:
+def open_shadow(folder: Path, database: str = "memory", **options: Any) -> Shadow:
     """A shadow that trims at once."""
     policy = TrimPolicy(lambda: 0.0, entries=0, seconds=0)
-    return Shadow(Engine("shop", **options), folder / "shadow", policy, lock_timeout=20)
+    return Shadow(Engine("shop", **options), folder / "shadow", database, policy, lock_timeout=20)
 
 
 def cycle(shadow: Shadow, tables: Tables) -> Position:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -198,6 +198,37 @@ def test_a_shadow_of_another_version_is_refused(shadow: Shadow, tables: Tables, 
         connection.execute("UPDATE meta SET format = 99")
     with pytest.raises(ConfigurationError, match="another version of Lockstep"):
         cycle(shadow, tables)
+
+
+def test_a_shadow_of_another_database_is_refused(shadow: Shadow, tables: Tables, tmp_path: Path) -> None:
+    tables.contents["note"] = [("x", 1)]
+    before = cycle(shadow, tables)
+    other, others = open_shadow(tmp_path, "another"), Tables(ITEM, NOTE)
+    refusals: list[Callable[[], object]] = [
+        lambda: cycle(other, others),
+        lambda: other.prepare(others, ["note"]),
+        lambda: other.acknowledge(before),
+    ]
+    for refused in refusals:
+        with pytest.raises(ConfigurationError, match="the shadow of another database, memory; name ano") as e:
+            refused()
+        assert "memory" not in e.value.message
+    assert cycle(shadow, tables) == before
+    other.remove()
+    other.prepare(others, ["note"])
+    with pytest.raises(ConfigurationError, match="the shadow of another database, another; "):
+        cycle(shadow, tables)
+
+
+def test_a_shadow_that_says_nothing_of_its_database_is_of_the_one_it_is_opened_for(
+    shadow: Shadow, tables: Tables, tmp_path: Path
+) -> None:
+    before = cycle(shadow, tables)
+    with duckdb.connect(str(shadow_file(tmp_path / "shadow"))) as connection:
+        connection.execute('ALTER TABLE meta DROP COLUMN "database"')
+    assert cycle(shadow, tables) == before
+    with pytest.raises(ConfigurationError, match="the shadow of another database"):
+        cycle(open_shadow(tmp_path, "another"), tables)
 
 
 def test_a_comparison_beyond_the_memory_limit_spills(tmp_path: Path) -> None:

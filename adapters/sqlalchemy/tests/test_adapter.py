@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from adapters.shadow.store import shadow_file
 from adapters.spi import Level, SourceConfig
 from adapters.sqlalchemy.adapter import SqlAlchemyAdapter
 from adapters.sqlalchemy.tests.conftest import Clock, MakeAdapter, on_all, on_mariadb, on_postgresql
-from adapters.sqlalchemy.tests.harnesses import SqlAlchemyHarness
+from adapters.sqlalchemy.tests.harnesses import SqlAlchemyHarness, SqliteHarness
 from adapters.sqlalchemy.tests.support import deltas_after, position_of, rows_of
 from algebra.errors import ConfigurationError, DataError, SchemaChangedError, SourceUnavailableError
 from algebra.position import ORIGIN
@@ -308,6 +309,30 @@ def test_the_shadow_is_in_the_working_directory_unless_configured(
     adapter.remove()
     assert list(elsewhere.iterdir()) == []
     adapter.close()
+
+
+def test_a_shadow_is_of_one_database_whoever_else_comes_to_its_folder(
+    database: SqlAlchemyHarness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    database.execute(T, "INSERT INTO t VALUES (1, 1)")
+    other = tmp_path / "other"
+    other.mkdir()
+    SqliteHarness(other).execute(T, "INSERT INTO t VALUES (2, 2)")
+    config = SourceConfig("shop", "sqlalchemy", database.url, options={"poll_interval": 0})
+    adapter = SqlAlchemyAdapter(config)
+    foreign = SqlAlchemyAdapter(replace(config, url=SqliteHarness(other).url))
+    adapter.prepare(["t"])
+    before = position_of(adapter)
+    with pytest.raises(ConfigurationError, match=r"shop\.lockstep-shadow is the shadow of another database"):
+        foreign.prepare(["t"])
+    with pytest.raises(ConfigurationError, match="name another folder in option `shadow`"):
+        position_of(foreign)
+    assert deltas_after(adapter, before) == []
+    again = SqlAlchemyAdapter(replace(config, url="sqlite:///shop.db"))
+    assert position_of(again) == before, "the same file, named otherwise"
+    for made in (adapter, foreign, again):
+        made.close()
 
 
 # Time limits
