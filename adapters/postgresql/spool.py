@@ -37,8 +37,14 @@ class Spool:
 
     def get(self, start: int, size: int) -> Content:
         assert self._file is not None
-        data = os.pread(self._file.fileno(), size, start)
-        content: Content = pickle.loads(data)  # written by `put`; the file has no name
+        pieces: list[bytes] = []
+        end = start + size
+        while start < end:
+            # One call returns 2 GiB at most.
+            pieces.append(os.pread(self._file.fileno(), end - start, start))
+            assert pieces[-1], "the file ends before what was put into it"
+            start += len(pieces[-1])
+        content: Content = pickle.loads(b"".join(pieces))  # written by `put`; the file has no name
         return content
 
     def clear(self) -> None:

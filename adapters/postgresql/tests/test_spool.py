@@ -85,6 +85,18 @@ def test_what_cannot_be_kept_has_not_been_reached(
     assert len(follower.follow()) == 1
 
 
+def test_what_the_system_reads_in_pieces_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call returns 2 GiB at most, whatever it is asked for."""
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, start: read(file, min(size, 100), start))
+    spool = Spool()
+    content = Content(marks=[(f"g{i}", "shop,crm") for i in range(100)])
+    first, second = spool.put(content), spool.put(Content())
+    assert first.size > 1000
+    assert (first.read(), second.read()) == (content, Content())
+    spool.close()
+
+
 def test_a_full_disk_is_an_unavailable_source(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
