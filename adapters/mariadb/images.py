@@ -7,12 +7,12 @@ wrong). So the library reads the stream and the table maps, and the row images a
 A row image is a bitmap of NULLs and then the values that are there, each in the format of its type. The
 table map tells how wide each is: nearly all types have a fixed width, text and binary bring their length. One
 short Python step per value notes where it lies; decoding is done once per relation, for all rows of all
-transactions at once, by NumPy and Arrow.
+transactions at once, by NumPy and Arrow. It is done in portions, since a binary array ends at 2 GiB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,11 @@ _CODECS = {
     "cp1251": "cp1251",
     "koi8r": "koi8-r",
 }
+PORTION_BYTES = 1 << 29
+"""A byte of some character set takes three in UTF-8 at most."""
+_PORTION_ROWS = 1 << 23
+"""A BINARY has 255 bytes at most, and its zeros at the end are not in the image."""
+
 _UTF8 = ("utf8mb4", "utf8mb3", "utf8", "ascii")
 _LATIN1 = "latin1"
 
@@ -135,7 +140,7 @@ class Images:
         self.transactions += [transaction] * count
         self.signs += list(signs) * (count // len(signs))
 
-    def column(self, place: int, column: SourceColumn) -> pa.Array:
+    def column(self, place: int, column: SourceColumn) -> pa.Array | pa.ChunkedArray:
         """All values of one column, in order; ArrowInvalid for one that its type cannot hold."""
         begin = np.array(self.begins[place], np.int64)
         length = np.array(self.lengths[place], np.int64)
@@ -145,7 +150,11 @@ class Images:
         data = bytes(self.data)
         type_ = column.shown
         if found.prefix:
-            return _strings(slices(data, begin, length, null), type_)
+            parts = [
+                _strings(slices(data, begin[part], length[part], null[part]), type_)
+                for part in _portions(begin, begin + length)
+            ]
+            return pa.chunked_array(parts, type_.arrow)
         raw = np.zeros((len(begin), found.width), np.uint8)
         there = ~null
         raw[there] = np.frombuffer(data, np.uint8)[begin[there][:, None] + np.arange(found.width)]
@@ -166,6 +175,16 @@ def check_decodable(source: str, relation: str, column: SourceColumn) -> None:
         raise ConfigurationError(f"{where} has the character set {type_.charset}; {remedy}")
     if type_.kind is Kind.OPAQUE or column.compressed:
         raise ConfigurationError(f"{where} has type {column.declared}, which the binlog obscures; {remedy}")
+
+
+def _portions(begin: np.ndarray, end: np.ndarray) -> Iterator[slice]:
+    """Runs of values that fit one binary array each, and still do when they are decoded or padded."""
+    first = 0
+    while first < len(begin):
+        after = int(np.searchsorted(end, begin[first] + PORTION_BYTES, side="right"))
+        after = min(max(after, first + 1), first + _PORTION_ROWS)
+        yield slice(first, after)
+        first = after
 
 
 def _strings(values: pa.Array, type_: ColumnType) -> pa.Array:

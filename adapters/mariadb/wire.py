@@ -50,14 +50,18 @@ class Rows:
 
 
 def slices(buffer: bytes, begin: np.ndarray, length: np.ndarray, null: np.ndarray | None) -> pa.Array:
-    """The pieces of a buffer as a binary array; they must not overlap, and come in ascending order."""
+    """The pieces of a buffer as a binary array; they must not overlap, and come in ascending order.
+
+    From the first to the end of the last they span less than 2 GiB: the array's offsets reach no further.
+    """
     count = len(begin)
     if count == 0:
         return pa.array([], pa.binary())
+    base = int(begin[0])
     bounds = np.empty(2 * count, np.int32)
-    bounds[0::2], bounds[1::2] = begin, begin + length
+    bounds[0::2], bounds[1::2] = begin - base, begin - base + length
     both = pa.Array.from_buffers(
-        pa.binary(), 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(buffer)]
+        pa.binary(), 2 * count - 1, [None, pa.py_buffer(bounds), pa.py_buffer(buffer).slice(base)]
     )
     every_other = pa.array(np.arange(0, 2 * count, 2), mask=null)
     return both.take(every_other)

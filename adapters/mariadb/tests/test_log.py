@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from adapters.mariadb import images, wire
 from adapters.mariadb.tests.conftest import Source, entries, position
 from adapters.servers.mariadb import MariaDBServer, why_not
 from algebra.errors import (
@@ -32,6 +34,31 @@ def test_entries_go_on_over_the_files_of_the_binlog(source: Source) -> None:
         assert [list(t.deltas["item"].to_dict()) for t in found] == [[(n, "x")] for n in range(skipped, 3)]
     again = source.adapter("log")
     assert len(entries(again, entries(adapter, start)[0].position)) == 2
+
+
+def test_images_of_any_size_are_taken_apart_in_portions(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One binary array ends at 2 GiB."""
+    monkeypatch.setattr(images, "PORTION_BYTES", 100)
+    source.run(
+        "CREATE TABLE doc (id INT PRIMARY KEY, t TEXT, l VARCHAR(60) CHARACTER SET latin1, b BINARY(5))"
+    )
+    adapter, start = source.prepared("log", "doc")
+    rows = [
+        (n, None if n % 7 == 3 else "ü" * (n * 13 % 200), "é" * (n % 50), b"x" * (n % 5)) for n in range(60)
+    ]
+    connection = source.connect(autocommit=False)
+    connection.cursor().executemany("INSERT INTO doc VALUES (%s, %s, %s, %s)", rows)
+    connection.commit()
+    (entry,) = entries(adapter, start)
+    assert entry.deltas["doc"].to_dict() == {(*row[:3], row[3].ljust(5, b"\0")): 1 for row in rows}
+
+
+def test_values_are_found_however_far_they_lie_in_a_buffer() -> None:
+    far = 1 << 31
+    found = wire.slices(bytes(far + 7), np.array([far, far + 3]), np.array([3, 4]), None)
+    assert found.to_pylist() == [bytes(3), bytes(4)]
 
 
 def test_what_other_tables_and_databases_do_is_not_reported(source: Source) -> None:
