@@ -44,6 +44,8 @@ from algebra.errors import PositionTrimmedError, ResyncRequiredError, SourceUnav
 logging.getLogger("pymysqlreplication").setLevel(logging.ERROR)
 
 OFFSET_BITS = 40
+MOST_OFFSET = (1 << 32) - 1
+"""How far events and the protocol can tell an offset; a file goes on until its last transaction ends."""
 _EVENTS = [
     ExecuteLoadQueryEvent, FormatDescriptionEvent, MariadbBinLogCheckPointEvent, MariadbGtidEvent,
     MariadbGtidListEvent, NotImplementedEvent, QueryEvent, RotateEvent, StopEvent, XAPrepareEvent, XidEvent,

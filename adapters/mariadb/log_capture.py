@@ -10,6 +10,9 @@ An ordinal is the number of the file and the offset in it. The token is the epoc
 identity of that file: the id of the server, and the second in which the file was made, from its first event.
 So a server whose binlog was reset, or which was built anew from a backup, is noticed.
 
+Events tell their places by 32 bits. A very large transaction makes its file longer than that: its end would
+be taken for a place far before. So such a file is refused.
+
 What the binlog does not tell: sessions with `sql_log_bin = 0`, cascades of foreign keys (refused), and
 transactions of two phases (XA): their rows come with the first phase, so a commit in the second cannot be
 followed. What it tells only as text, such as TRUNCATE, ends in an error, never in a wrong row.
@@ -26,6 +29,7 @@ from pymysqlreplication.event import ExecuteLoadQueryEvent, QueryEvent, XAPrepar
 from pymysqlreplication.row_event import DeleteRowsEvent, TableMapEvent, UpdateRowsEvent, WriteRowsEvent
 
 from adapters.global_marks import MARKER, Mark, parts
+from adapters.mariadb import binlog
 from adapters.mariadb.binlog import Event, Files, Place, Stream
 from adapters.mariadb.catalog import SourceTable, SourceTables
 from adapters.mariadb.connection import Connection
@@ -289,6 +293,7 @@ class LogHistory(History):
                     raise changed(self._source, prepared.name, problem)
             check_position(self._source, self._installed, after, self._place.ordinal, 0, None)
             start = Place.of(after.ordinal)
+            self._check_lengths(start)
             names = [relation.name for relation in self._installed.relations]
             stream = self._capture.stream(self._files, start, [*names, MARKER])
             self._check_identity(stream, after)
@@ -312,6 +317,19 @@ class LogHistory(History):
                 f"source {self._source!r}: position {after} is not of this binlog (it was reset, or the "
                 "server was built anew)"
             )
+
+    def _check_lengths(self, start: Place) -> None:
+        """Raise ResyncRequiredError if a file is longer than its events can tell: they begin again from 0."""
+        lengths = {self._place.number: self._place.offset}
+        if start.number < self._place.number:
+            for name, length, *_ in self._connection.rows("SHOW BINARY LOGS"):
+                lengths.setdefault(Files.like(name)[1], length)
+        for number, length in lengths.items():
+            if start.number <= number <= self._place.number and length > binlog.MOST_OFFSET:
+                raise ResyncRequiredError(
+                    f"source {self._source!r}: its binlog file {self._files.name(number)} is longer than "
+                    "4 GiB by a very large transaction; beyond that, no place in it can be told"
+                )
 
     def _durable(self) -> bool:
         flushed, synced = self._connection.row(

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adapters.mariadb import images, wire
+from adapters.mariadb import binlog, images, wire
+from adapters.mariadb.binlog import Place
 from adapters.mariadb.tests.conftest import Source, entries, position
 from adapters.servers.mariadb import MariaDBServer, why_not
 from algebra.errors import (
@@ -34,6 +35,23 @@ def test_entries_go_on_over_the_files_of_the_binlog(source: Source) -> None:
         assert [list(t.deltas["item"].to_dict()) for t in found] == [[(n, "x")] for n in range(skipped, 3)]
     again = source.adapter("log")
     assert len(entries(again, entries(adapter, start)[0].position)) == 2
+
+
+def test_a_file_that_is_longer_than_its_events_can_tell_is_refused(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond 4 GiB; made shorter here."""
+    source.run(ITEM, "FLUSH BINARY LOGS")
+    adapter, start = source.prepared("log", "item")
+    monkeypatch.setattr(binlog, "MOST_OFFSET", Place.of(start.ordinal).offset + 2000)
+    source.run("INSERT INTO item SELECT seq, REPEAT('x', 30) FROM seq_1_to_100")
+    for _ in range(2):
+        with pytest.raises(ResyncRequiredError, match="longer than 4 GiB"):
+            entries(adapter, start)
+        source.run("FLUSH BINARY LOGS")
+    refreshed = position(adapter)
+    source.run("INSERT INTO item VALUES (1000, 'y')", "FLUSH BINARY LOGS")
+    assert len(entries(adapter, refreshed)) == 1
 
 
 def test_images_of_any_size_are_taken_apart_in_portions(
