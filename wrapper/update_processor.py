@@ -26,6 +26,7 @@ import pyarrow as pa
 from adapters.spi import TRANSACTION, Changes
 from algebra.assembly import SEQUENCE, VERSION
 from algebra.engines.contract import Engine, Relation
+from algebra.errors import DataError
 from algebra.position import ORIGIN, Position
 from algebra.schema import COUNT
 from algebra.sweep import Answer, batched_sweep
@@ -75,7 +76,7 @@ class UpdateProcessor:
             deltas[node] = table.select([*columns, COUNT]).append_column(SEQUENCE, pa.array(sequence))
         with deciding(reported.view.name):
             rows = self._sweep(reported, deltas, at_end)
-        order = rows.sort_by(VERSION)
+        order = _in_order(reported.view.name, rows)
         tagged = order.set_column(
             order.column_names.index(VERSION), TRANSACTION, order[VERSION].cast(pa.int32())
         )
@@ -102,6 +103,17 @@ class UpdateProcessor:
             rows = stop.value.table
             assert rows is not None, "a sweep without a directory returns a table"
             return rows
+
+
+def _in_order(view: str, rows: Relation) -> Relation:
+    try:
+        return rows.sort_by(VERSION)
+    except pa.ArrowInvalid:
+        # The engine brings columns of texts in pieces, but a sorted one is whole.
+        raise DataError(
+            f"local view {view!r}: a run of transactions changed more than 2 GiB of one of its columns, "
+            "which cannot be reported; refresh the view"
+        ) from None
 
 
 _TAGS = (pa.field(COUNT, pa.int64()), pa.field(SEQUENCE, pa.int64()))
