@@ -63,6 +63,8 @@ class EmbeddedEngine(Engine):
                 "temp_directory": str(self._spill.path),
             }
         )
+        # For cursors too. The machine's own time zone would make views depend on where they are kept.
+        self._connection.execute("SET GLOBAL TimeZone = 'UTC'")
         self._lock = threading.Lock()
         self._few_rows = few_rows
         self._by_row = ReferenceEngine()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -150,3 +153,27 @@ def test_a_view_that_engines_may_evaluate_differently_stays_with_one() -> None:
     assert portable("r.x / 2")
     assert not portable("upper(r.t)")
     assert not portable("CAST(r.x AS VARCHAR)")
+
+
+def test_timestamps_with_time_zone_are_read_in_utc_wherever_the_engine_runs() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", _YEAR], env={**os.environ, "TZ": "America/New_York"}, capture_output=True
+    )
+    assert found.stdout.split() == [b"2024", b"1"], found.stderr.decode()
+
+
+_YEAR = """
+import datetime
+import pyarrow as pa
+from algebra.decompose import decompose
+from algebra.engines.contract import Extent
+from algebra.engines.embedded import EmbeddedEngine
+from algebra.schema import Catalog, Column, RelationSchema
+
+relation = RelationSchema("r", (Column("at", pa.timestamp("us", "UTC")),))
+sql = "SELECT YEAR(r.at) AS y, DAY(r.at) AS d FROM a.r r WHERE r.at >= '2024-01-01'"
+query = decompose("v", sql, {"a": Catalog("a", {"r": relation})}).assembly
+rows = pa.table({"at": pa.array([datetime.datetime(2024, 1, 1, 2, tzinfo=datetime.UTC)])})
+for row in EmbeddedEngine().extent(query, [Extent(rows)], None).table.to_pylist():
+    print(row["y"], row["d"])
+"""
