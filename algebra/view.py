@@ -53,7 +53,16 @@ class BoundView:
         return next(r for r in self.relations if r.alias == alias)
 
 
-_TABLE_CLAUSES = {"joins": "nested joins are", "pivots": "PIVOT is", "sample": "TABLESAMPLE is"}
+_TABLE_CLAUSES = {
+    "joins": "nested joins are",
+    "pivots": "PIVOT is",
+    "sample": "TABLESAMPLE is",
+    "only": "ONLY is",
+    "when": "AT is",
+    "version": "AS OF is",
+    "ordinality": "WITH ORDINALITY is",
+    "hints": "WITH is",
+}
 _CLAUSES = {
     "distinct": "DISTINCT",
     "group": "GROUP BY",
@@ -70,6 +79,8 @@ _CLAUSES = {
     "sample": "TABLESAMPLE",
     "prewhere": "PREWHERE",
     "connect": "CONNECT BY",
+    "cluster": "CLUSTER BY",
+    "kind": "AS STRUCT",
     "locks": "FOR UPDATE",
 }
 
@@ -223,6 +234,7 @@ class _Binder:
             clause = statement.args.get(key)
             if clause:
                 node = clause[0] if isinstance(clause, list) else clause
+                node = node if isinstance(node, exp.Expr) else statement
                 raise self._refuse(f"{name} is not supported in a view", node, name.split()[0])
         return statement
 
@@ -232,6 +244,8 @@ class _Binder:
         for key, clause in _TABLE_CLAUSES.items():
             if table.args.get(key):
                 raise self._refuse(f"{clause} not supported in FROM", table)
+        if table.alias_column_names:
+            raise self._refuse("a list of column names is not supported in FROM", table)
         parts = [part.name for part in table.parts]
         if len(parts) < 2:
             raise self._refuse(f"table {parts[0]!r} names no source; write source.{parts[0]}", table)
@@ -315,6 +329,8 @@ class _Binder:
                 raise self._refuse("IN with a subquery is not supported in a view", part)
             if isinstance(part, exp.Like) and part.args.get("escape"):
                 raise self._refuse("LIKE with ESCAPE is not supported in a view", part)
+            if isinstance(part, exp.Between) and part.args.get("symmetric"):
+                raise self._refuse("BETWEEN SYMMETRIC is not supported in a view", part)
 
         def resolve(part: exp.Expr) -> exp.Expr:
             if isinstance(part, exp.Column):
@@ -396,7 +412,7 @@ def _flatten_and(condition: exp.Expr) -> Iterator[exp.Expr]:
     if isinstance(condition, exp.And):
         yield from _flatten_and(condition.this)
         yield from _flatten_and(condition.expression)
-    elif isinstance(condition, exp.Between):
+    elif isinstance(condition, exp.Between) and not condition.args.get("symmetric"):
         yield exp.GTE(this=condition.this.copy(), expression=condition.args["low"].copy())
         yield exp.LTE(this=condition.this.copy(), expression=condition.args["high"].copy())
     else:

@@ -128,6 +128,39 @@ def test_division_is_defined_once_for_all_engines() -> None:
             "SELECT id FROM crm.customer TABLESAMPLE (10 PERCENT)",
             "TABLESAMPLE is not supported in FROM (line 1, column 16)",
         ),
+        (
+            "SELECT id FROM crm.customer AS c(boss, id)",
+            "a list of column names is not supported in FROM (line 1, column 16)",
+        ),
+        ("SELECT id FROM ONLY crm.customer", "ONLY is not supported in FROM (line 1, column 21)"),
+        (
+            "SELECT id FROM crm.customer AT (VERSION => 1) c",
+            "AT is not supported in FROM (line 1, column 16)",
+        ),
+        (
+            "SELECT id FROM crm.customer FOR SYSTEM_TIME AS OF '2020-01-01'",
+            "AS OF is not supported in FROM (line 1, column 16)",
+        ),
+        (
+            "SELECT id FROM crm.customer WITH ORDINALITY",
+            "WITH ORDINALITY is not supported in FROM (line 1, column 16)",
+        ),
+        (
+            "SELECT AS STRUCT id FROM crm.customer",
+            "AS STRUCT is not supported in a view (line 1, column 8)",
+        ),
+        (
+            "SELECT id FROM crm.customer CLUSTER BY id",
+            "CLUSTER BY is not supported in a view (line 1, column 29)",
+        ),
+        (
+            "SELECT id FROM crm.customer WHERE id BETWEEN SYMMETRIC 5 AND 1",
+            "BETWEEN SYMMETRIC is not supported in a view (line 1, column 35)",
+        ),
+        (
+            "SELECT id BETWEEN SYMMETRIC 5 AND 1 AS b FROM crm.customer",
+            "BETWEEN SYMMETRIC is not supported in a view (line 1, column 8)",
+        ),
         ("SELECT id FROM crm.customer LIMIT 3", "LIMIT is not supported in a view (line 1, column 29)"),
         (
             "SELECT id FROM crm.customer UNION SELECT id FROM shop.orders",
