@@ -82,13 +82,22 @@ class AssemblyQuery:
     consolidation_free: bool
 
     @property
+    def computed(self) -> tuple[exp.Expr, ...]:
+        """All expressions that are more than a column."""
+        parts = [e for _, e in self.projection if not isinstance(e, exp.Column)]
+        return (*parts, *self.filters, *(node.filter for node in self.nodes if node.filter is not None))
+
+    def column_type(self, column: exp.Column) -> pa.DataType:
+        """The type of a column `n<i>.<column>`."""
+        return self.nodes[int(column.table[1:])].schema.field(column.name).type
+
+    @property
     def is_portable(self) -> bool:
         """Whether every engine gives the same values: no text function, and no cast but to DOUBLE.
 
         Engines differ in corners there (case of ß, rounding of a cast decimal, text of a cast double).
         """
-        parts = [e for _, e in self.projection] + list(self.filters)
-        parts += [node.filter for node in self.nodes if node.filter is not None]
+        parts = self.computed
         return not any(
             isinstance(part, (exp.Upper, exp.Lower, exp.Substring, exp.Trim))
             or (isinstance(part, exp.Cast) and not part.to.is_type("double"))

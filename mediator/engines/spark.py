@@ -5,12 +5,14 @@ or per transaction would spend all time on starting jobs.
 
 Wrong ways. Collecting join keys in Spark (a job per hop, and a shuffle for the distinct). Letting Spark guess
 sizes: it knows nothing of rows that come from outside and would sort and shuffle everything. Merging rows
-that cannot coincide, which is a shuffle of the widest rows there are.
+that cannot coincide, which is a shuffle of the widest rows there are. Computing with values that travel as
+others, because Spark has no type for them: a time of day is a number there.
 
 Chosen way. Keys and compensation are about one source's own rows and are prepared embedded, beside the
 channel they arrived on. All joins of all starts are then one statement: everything but the largest relation
 of each start is broadcast, and rows are merged only if the view's columns could make two of them equal. Large
-results are written by Spark itself as Parquet files.
+results are written by Spark itself as Parquet files. What Spark has no type for is left to the embedded
+engine, where it is computed or comes from files.
 """
 
 from __future__ import annotations
@@ -241,6 +243,8 @@ class SparkEngine(Engine):
         schema = pa.schema([*plan.query.schema, pa.field(COUNT, pa.int64()), pa.field(VERSION, pa.int64())])
         if not starts:
             return ViewChange(table=schema.empty_table())
+        if not _has_types(plan.query):
+            return self._embedded.assemble(plan, starts, directory)
         tables: dict[str, Relation] = {}
         sql = assembly_sql(plan, starts, tables, DIALECT, prefix=_PREFIX, hint=_broadcast_hint)
         large = sum(start.deltas.num_rows for start in starts) > COLLECT_ROWS
@@ -255,12 +259,16 @@ class SparkEngine(Engine):
             return self._collect(self._session.sql(sql), schema)
 
     def project(self, query: AssemblyQuery, partial: Relation) -> Relation:
+        if not _has_types(query):
+            return self._embedded.project(query, partial)
         numbered = partial.append_column("_row", pa.array(range(partial.num_rows), pa.int64()))
         schema = pa.schema([*query.schema, pa.field(COUNT, pa.int64())])
         with self._tables({"p": numbered}) as prefix:
             return self._collect(self._session.sql(project_sql(query, DIALECT, prefix)), schema)
 
     def extent(self, query: AssemblyQuery, extents: Sequence[Extent], directory: Path | None) -> ViewChange:
+        if not _has_types(query) or not all(map(_is_readable, query.nodes, extents)):
+            return self._embedded.extent(query, extents, directory)
         schema = pa.schema([*query.schema, pa.field(COUNT, pa.int64())])
         tables: dict[str, Relation | tuple[Path, ...]] = {}
         for i, (node, extent) in enumerate(zip(query.nodes, extents, strict=True)):
@@ -363,6 +371,29 @@ _SIGNED: Mapping[pa.DataType, pa.DataType] = {
     pa.uint64(): pa.decimal128(20, 0),
 }
 """Spark has no unsigned types: they travel in the next wider signed one."""
+
+
+def _has_types(query: AssemblyQuery) -> bool:
+    """Whether Spark has types for all that a query computes; what it only shows may travel as another."""
+    shown = zip(query.projection, query.schema, strict=True)
+    if any(_is_foreign(field.type) for (_, e), field in shown if not isinstance(e, exp.Column)):
+        return False
+    return not any(
+        pa.types.is_time(query.column_type(part))
+        if isinstance(part, exp.Column)
+        else isinstance(part, exp.Cast) and part.to.is_type("time", *exp.DataType.UNSIGNED_INTEGER_TYPES)
+        for expression in query.computed
+        for part in expression.walk()
+    )
+
+
+def _is_readable(node: Node, extent: Extent) -> bool:
+    """Whether Spark can read an extent: of a file's types, it lacks times alone."""
+    return not extent.files or not any(map(pa.types.is_time, node.schema.types))
+
+
+def _is_foreign(type_: pa.DataType) -> bool:
+    return type_ in _SIGNED or bool(pa.types.is_time(type_))
 
 
 def _to_spark(table: Relation) -> Relation:

@@ -75,6 +75,7 @@ TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "blob": (pa.binary(), [b"", b"\x00\xff"]),
     "flag": (pa.bool_(), [True, False]),
     "day": (pa.date32(), [datetime.date(1582, 10, 15), datetime.date(9999, 12, 31)]),
+    "at": (pa.time64("us"), [datetime.time(0), datetime.time(23, 59, 59, 999999)]),
     "ts": (pa.timestamp("us"), [datetime.datetime(2024, 2, 29, 23, 59, 59, 999999)]),
     "tz": (pa.timestamp("us", "UTC"), [datetime.datetime(2024, 2, 29, 1, 2, 3, 4, datetime.UTC)]),
 }
@@ -123,6 +124,39 @@ def comparable(table: pa.Table | None) -> dict[tuple[Any, ...], int]:
         tuple("NaN" if isinstance(v, float) and math.isnan(v) else v for v in row): n
         for row, n in rows.items()
     }
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "COALESCE(r.at, r.at) AS e",
+        "CASE WHEN r.n > 1 THEN r.at END AS e",
+        "GREATEST(r.at, '01:30:00') AS e",
+        "CAST(r.ts AS TIME) AS e",
+        "r.at || ' h' AS e",
+        "r.at > '01:30:00' AS e",
+        "r.n + 1 AS e",
+        "COALESCE(r.n, 5) AS e",
+        "CAST(r.n AS UBIGINT) > 2 AS e",
+    ],
+)
+def test_what_spark_has_no_type_for_is_computed_all_the_same(shown: str, spark: SparkSession) -> None:
+    from mediator.engines.spark import SparkEngine
+
+    columns = {"n": pa.uint32(), "at": pa.time64("us"), "ts": pa.timestamp("us")}
+    relation = RelationSchema("r", tuple(Column(name, type_) for name, type_ in columns.items()))
+    query = decompose(
+        "v", f"SELECT r.n, r.at, {shown} FROM a.r r", {"a": Catalog("a", {"r": relation})}
+    ).assembly
+    noon = datetime.datetime(2024, 2, 29, 12, 0, 0, 7)
+    data = {"n": [1, 2**32 - 2, None], "at": [datetime.time(1), noon.time(), None], "ts": [noon, noon, None]}
+    rows = pa.table({name: data[name] for name in query.nodes[0].schema.names}, schema=query.nodes[0].schema)
+    embedded = EmbeddedEngine(threads=1)
+    expected = comparable(embedded.extent(query, [Extent(rows)], None).table)
+    engine = SparkEngine(spark, embedded, owns_session=False)
+    assert comparable(engine.extent(query, [Extent(rows)], None).table) == expected
+    embedded.close()
 
 
 @pytest.mark.spark
