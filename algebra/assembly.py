@@ -93,22 +93,52 @@ class AssemblyQuery:
 
     @property
     def is_portable(self) -> bool:
-        """Whether every engine gives the same values: no text function, and no cast but to DOUBLE.
+        """Whether every engine gives the same values: no text function, no cast but to DOUBLE, spelled out or
+        not, and no decimals that may outgrow their type.
 
         Engines differ in corners there (case of ß, rounding of a cast decimal, text of a cast double).
         """
-        parts = self.computed
         return not any(
             isinstance(part, (exp.Upper, exp.Lower, exp.Substring, exp.Trim))
             or (isinstance(part, exp.Cast) and not part.to.is_type("double"))
-            for expression in parts
+            for expression in self.computed
             for part in expression.walk()
-        )
+        ) and all(map(self._has_one_meaning, self.computed))
+
+    def _has_one_meaning(self, expression: exp.Expr) -> bool:
+        """Whether engines agree on how an expression converts and rounds what it reads."""
+        types = [self.column_type(column) for column in expression.find_all(exp.Column)]
+        constants = list(expression.find_all(exp.Literal))
+        if pa.float32() in types:
+            # Beside a constant or a decimal, some compute with 32 bits and some with 64.
+            return False
+        text = pa.string() in types or any(constant.is_string for constant in constants)
+        if text and (
+            any(pa.types.is_floating(t) or pa.types.is_time(t) or getattr(t, "tz", None) for t in types)
+            or any(not constant.is_string and not constant.is_int for constant in constants)
+            or expression.find(exp.Cast) is not None
+        ):
+            return False
+        numbers = [constant for constant in constants if not constant.is_string]
+        exact = any(map(pa.types.is_decimal, types)) or any(not number.is_int for number in numbers)
+        digits = sum(map(_digits, types)) + sum(len(number.name) for number in numbers)
+        return not exact or digits < _MOST_DIGITS
 
     @property
     def is_plain(self) -> bool:
         """Whether the result is made of node columns alone: no expression has to be evaluated."""
         return not self.filters and all(isinstance(e, exp.Column) for _, e in self.projection)
+
+
+_MOST_DIGITS = 38
+"""Decimals with more are not had, and engines differ in what they leave out."""
+
+
+def _digits(type_: pa.DataType) -> int:
+    """How many decimal digits exact numbers of a type have at most."""
+    if pa.types.is_decimal(type_):
+        return int(type_.precision)
+    return 20 if pa.types.is_integer(type_) else 0
 
 
 def nodes_read(expression: exp.Expr) -> set[int]:

@@ -177,7 +177,15 @@ X = RelationSchema("r", (Column("x", pa.int64()),))
 
 
 def test_a_view_that_engines_may_evaluate_differently_stays_with_one() -> None:
-    columns = (Column("x", pa.int64()), Column("t", pa.string()))
+    columns = (
+        Column("x", pa.int64()),
+        Column("t", pa.string()),
+        Column("f", pa.float64()),
+        Column("r", pa.float32()),
+        Column("d", pa.decimal128(20, 10)),
+        Column("p", pa.decimal128(10, 2)),
+        Column("z", pa.timestamp("us", "UTC")),
+    )
     catalogs = {"a": Catalog("a", {"r": RelationSchema("r", columns)})}
 
     def portable(expression: str) -> bool:
@@ -187,6 +195,18 @@ def test_a_view_that_engines_may_evaluate_differently_stays_with_one() -> None:
     assert portable("r.x / 2")
     assert not portable("upper(r.t)")
     assert not portable("CAST(r.x AS VARCHAR)")
+    assert portable("r.t || ' ' || r.x")
+    for joined in ("f", "r", "z"):
+        assert not portable(f"r.{joined} || r.t")
+    assert not portable("r.x / 2 || r.t")
+    assert not portable("1e20 || r.t")
+    assert portable("r.f * 0.1 > 1.5")
+    assert not portable("r.r * 0.1")
+    assert not portable("r.r > 0.1 OR r.x > 1")
+    assert portable("r.p * r.x")
+    assert portable("r.d * 2.5")
+    assert not portable("r.d * r.d")
+    assert not portable("r.p * r.p * r.x")
 
 
 def test_timestamps_with_time_zone_are_read_in_utc_wherever_the_engine_runs() -> None:
