@@ -452,9 +452,9 @@ def _projection(query: AssemblyQuery, dialect: str) -> str:
     """The view's columns, each cast to its declared type, so that all engines give the same types."""
     parts = []
     for (name, expression), field in zip(query.projection, query.schema, strict=True):
-        sql = expression.sql(dialect=dialect)
+        sql = _spoken(expression, dialect)
         if not isinstance(expression, exp.Column):
-            sql = exp.cast(expression, duckdb_type(field.type), dialect=DIALECT).sql(dialect=dialect)
+            sql = _spoken(exp.cast(expression, duckdb_type(field.type), dialect=DIALECT), dialect)
         parts.append(f"{sql} AS {_quoted(name, dialect)}")
     return ", ".join(parts)
 
@@ -467,7 +467,17 @@ def _conditions(query: AssemblyQuery, dialect: str, skip: Sequence[frozenset[int
         if frozenset((edge.left, edge.right)) not in skip
         for a, b in edge.on
     ]
-    return conditions + [f"({predicate.sql(dialect=dialect)})" for predicate in query.filters]
+    return conditions + [f"({_spoken(predicate, dialect)})" for predicate in query.filters]
+
+
+def _spoken(expression: exp.Expr, dialect: str) -> str:
+    """The expression in a dialect: a backslash in a pattern is itself in DuckDB, an escape elsewhere."""
+    if dialect != DIALECT:
+        expression = expression.copy()
+        for like in list(expression.find_all(exp.Like)):
+            one, two = exp.Literal.string("\\"), exp.Literal.string("\\\\")
+            like.set("expression", exp.Replace(this=like.expression, expression=one, replacement=two))
+    return expression.sql(dialect=dialect)
 
 
 def rename_node(expression: exp.Expr, table: str) -> exp.Expr:

@@ -160,6 +160,28 @@ def test_what_spark_has_no_type_for_is_computed_all_the_same(shown: str, spark: 
 
 
 @pytest.mark.spark
+def test_a_backslash_is_no_escape_in_a_pattern_of_any_engine(spark: SparkSession) -> None:
+    from mediator.engines.spark import SparkEngine
+
+    columns = {"t": pa.string(), "pattern": pa.string()}
+    relation = RelationSchema("r", tuple(Column(name, type_) for name, type_ in columns.items()))
+    constants = [r"a\%b", r"a\\%b", "%\\", r"a\_b", "a%b"]
+    shown = [f"r.t LIKE '{constant}' AS l{i}" for i, constant in enumerate(constants)]
+    sql = f"SELECT r.t, r.t NOT LIKE r.pattern AS n, {', '.join(shown)} FROM a.r r"
+    catalogs = {"a": Catalog("a", {"r": relation})}
+    kept = decompose("v", f"{sql} WHERE r.t LIKE r.pattern OR r.t LIKE '%\\%b' OR r.t IS NULL", catalogs)
+    texts = ["ab", "a%b", r"a\b", r"a\%b", r"a\xb", r"a\\b", "a\\", "", None]
+    pairs = [(text, pattern) for text in texts for pattern in [*constants, None]]
+    rows = pa.table([pa.array(column, pa.string()) for column in zip(*pairs, strict=True)], names=[*columns])
+    embedded = EmbeddedEngine(threads=1)
+    expected = comparable(embedded.extent(kept.assembly, [Extent(rows)], None).table)
+    assert len(expected) > 9
+    engine = SparkEngine(spark, embedded, owns_session=False)
+    assert comparable(engine.extent(kept.assembly, [Extent(rows)], None).table) == expected
+    embedded.close()
+
+
+@pytest.mark.spark
 def test_spark_gets_every_row_of_a_table_with_empty_chunks(spark: SparkSession) -> None:
     """PySpark ends reading at an empty chunk; a delta of a batch often has one."""
     from mediator.engines.spark import SparkEngine
