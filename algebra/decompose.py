@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import duckdb
@@ -77,18 +77,23 @@ def decompose(
     `keys`: the view shows a key of every relation. `per_relation`: every relation is a local view of its own,
     also where several of one source could be joined there.
     """
-    with bounded_sql(sql):
-        return _decompose(name, bind_view(sql, catalogs), allow_cross_join, keys, per_relation)
+    with bounded_sql(sql) as step:
+        return _decompose(name, bind_view(sql, catalogs), allow_cross_join, keys, per_relation, step)
 
 
 def _decompose(
-    name: str, view: BoundView, allow_cross_join: bool, keys: bool, per_relation: bool
+    name: str,
+    view: BoundView,
+    allow_cross_join: bool,
+    keys: bool,
+    per_relation: bool,
+    step: Callable[[], None],
 ) -> Decomposition:
     hidden: tuple[tuple[str, exp.Expr], ...] = ()
     if keys:
         hidden = tuple(_hidden_keys(view))
         view = replace(view, projection=(*view.projection, *hidden))
-    found = _Decomposer(name, view, allow_cross_join, per_relation).run()
+    found = _Decomposer(name, view, allow_cross_join, per_relation, step).run()
     if not keys:
         return found
     return replace(found, keys=_view_keys(view, found), hidden=tuple(column for column, _ in hidden))
@@ -143,11 +148,19 @@ def _view_keys(view: BoundView, found: Decomposition) -> ViewKeys:
 
 
 class _Decomposer:
-    def __init__(self, name: str, view: BoundView, allow_cross_join: bool, per_relation: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        view: BoundView,
+        allow_cross_join: bool,
+        per_relation: bool,
+        step: Callable[[], None],
+    ) -> None:
         self.name = name
         self.view = view
         self.allow_cross_join = allow_cross_join
         self.per_relation = per_relation
+        self.step = step
         self.equalities: list[tuple[_Ref, _Ref]] = []
         self.predicates: list[tuple[str, Expression]] = []
         self.residuals: list[exp.Expr] = []
@@ -168,8 +181,8 @@ class _Decomposer:
         }
         nodes = tuple(Node(local.name, local.arrow, local.distinct) for local in local_views)
         edges = self._edges(node_of, output)
-        filters = tuple(_over_nodes(residual, output) for residual in self.residuals)
-        projection = tuple((name, _over_nodes(e, output)) for name, e in self.view.projection)
+        filters = tuple(_over_nodes(residual, output, self.step) for residual in self.residuals)
+        projection = tuple((name, _over_nodes(e, output, self.step)) for name, e in self.view.projection)
         self._check_connected(nodes, edges, filters)
         one_node_per_source = len({v.source for v in local_views}) == len(local_views)
         assembly = AssemblyQuery(
@@ -440,10 +453,13 @@ def _literal(expression: exp.Expr, type_: pa.DataType) -> Literal | None:
     return None
 
 
-def _over_nodes(expression: exp.Expr, output: Mapping[_Ref, tuple[int, str]]) -> exp.Expr:
+def _over_nodes(
+    expression: exp.Expr, output: Mapping[_Ref, tuple[int, str]], step: Callable[[], None]
+) -> exp.Expr:
     """The expression with `<alias>.<column>` replaced by `n<i>.<output column>`."""
 
     def replace(part: exp.Expr) -> exp.Expr:
+        step()
         if isinstance(part, exp.Column):
             return node_column(*output[part.table, part.name])
         return part

@@ -28,6 +28,8 @@ DIALECT = "duckdb"
 
 LONGEST_SQL = 100_000
 """Characters of a view's or a query's text at most."""
+MOST_RELATIONS = 100
+"""Relations of a view at most, each as often as it is in FROM."""
 PARSING_SECONDS = 3.0
 """What one text may take of a core until it is understood."""
 
@@ -246,6 +248,8 @@ class _Binder:
                 raise self._refuse(f"{clause} not supported in FROM", table)
         if table.alias_column_names:
             raise self._refuse("a list of column names is not supported in FROM", table)
+        if len(self.relations) == MOST_RELATIONS:
+            raise self._refuse(f"a view has at most {MOST_RELATIONS} relations", table)
         parts = [part.name for part in table.parts]
         if len(parts) < 2:
             raise self._refuse(f"table {parts[0]!r} names no source; write source.{parts[0]}", table)
@@ -333,11 +337,13 @@ class _Binder:
                 raise self._refuse("BETWEEN SYMMETRIC is not supported in a view", part)
 
         def resolve(part: exp.Expr) -> exp.Expr:
+            self.step()
             if isinstance(part, exp.Column):
                 return self._resolve_column(part)
             return part
 
         def define_division(part: exp.Expr) -> exp.Expr:
+            self.step()
             defined = isinstance(part.this, exp.Cast) and isinstance(part.args.get("expression"), exp.Nullif)
             if isinstance(part, exp.Div) and not defined:
                 divisor = exp.Nullif(

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from algebra.decompose import Decomposition, decompose, readable_sql
-from algebra.errors import ViewDefinitionError
+from algebra.errors import LimitExceededError, ViewDefinitionError
 from algebra.expressions import Call, ColumnRef, Literal, Operator
 from algebra.plan import SweepPlan
 from algebra.schema import Catalog, Column, RelationSchema
@@ -360,3 +360,16 @@ def test_a_number_without_end_stays_at_home() -> None:
         found = decompose("v", f"SELECT f FROM m.r WHERE f < {bound}", {"m": catalog})
         assert len(found.local_views[0].predicates) == pushed
         assert len(found.assembly.filters) == 1 - pushed
+
+
+def test_a_view_of_very_many_relations_is_refused() -> None:
+    """The work grows faster than the text: 600 of them took minutes."""
+    tables = ", ".join(f"crm.customer c{i}" for i in range(101))
+    with pytest.raises(ViewDefinitionError, match=r"a view has at most 100 relations \(line 1, column 1809"):
+        parts(f"SELECT c0.id FROM {tables}")
+
+
+def test_the_time_for_a_text_is_not_for_its_parser_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("algebra.view.PARSING_SECONDS", 0.5)
+    with pytest.raises(LimitExceededError, match="takes too long to understand"):
+        parts(f"SELECT COALESCE({', '.join(['id'] * 5000)}) AS x FROM crm.customer")
