@@ -19,6 +19,7 @@ from algebra.arrow_ipc import from_ipc
 from algebra.decompose import Decomposition
 from algebra.errors import INTERNAL_ERROR, NotFoundError, PositionTrimmedError, SourceUnavailableError
 from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
+from lab.soak.proxy import FAIR, Weather
 from mediator.acknowledgements import Acknowledgements
 from mediator.config import ViewSpecConfig
 from mediator.maintainer import Maintainer
@@ -27,8 +28,10 @@ from mediator.service import MediatorService
 from mediator.state import MediatorState
 from mediator.views import MaintainedView, spec_from_json
 from protos.lockstep.v1 import mediator_pb2 as pb
+from wrapper.service import WrapperService
 
 OTHER = "SELECT r.x FROM one.r AS r"
+APART = "SELECT s.x, s.y FROM two.s AS s"
 
 
 @pytest.fixture
@@ -184,6 +187,16 @@ def test_a_view_that_is_dropped_while_it_is_taken_up_stays_dropped(
     wait_for(server, lambda mediator: not mediator._state.detached)
     client.create_view("v", ALONE)
     assert client.bag("v") == Counter({(1, 1): 1, (2, 2): 1, (3, 3): 1})
+
+
+def test_a_view_that_was_dropped_while_stored_views_were_looked_for_can_be_made_again(site: Site) -> None:
+    """It was found as one that nobody keeps, just before its drop had removed it."""
+    server, client = site.mediator()
+    with inside(server).changed:
+        inside(server)._state.detached["v"] = "waiting for its sources"
+    wait_for(server, lambda mediator: not mediator._state.detached)
+    client.create_view("v", ALONE)
+    assert client.bag("v") == Counter({(1, 1): 1, (2, 2): 1})
 
 
 @pytest.mark.parametrize("action", ["_begin_round", "_settle", "_park"])
@@ -349,6 +362,98 @@ def test_a_stored_view_that_cannot_be_taken_up_keeps_no_other_from_it(
     tried = [record for record in caplog.records if "is tried again" in record.message]
     assert [record.args for record in tried] == [("b",)], "once, however often it is tried"
     assert inside(server).problem("b") == INTERNAL_ERROR
+
+
+@contextmanager
+def loads_that_hang(monkeypatch: pytest.MonkeyPatch, source: str) -> Iterator[threading.Event]:
+    """A source that is connected and begins a load, but does not answer; set once one has begun."""
+    load, begun, goes_on = WrapperService._load, threading.Event(), threading.Event()
+
+    def hanging(self: WrapperService, *arguments: Any) -> Iterator[Any]:
+        if self._processor.source == source:
+            begun.set()
+            assert goes_on.wait(PATIENCE)
+        yield from load(self, *arguments)
+
+    monkeypatch.setattr(WrapperService, "_load", hanging)
+    try:
+        yield begun
+    finally:
+        goes_on.set()
+
+
+ABSENT = Weather(closed=True)
+
+
+def test_a_load_that_hangs_keeps_no_stored_view_of_other_sources_from_being_taken_up(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = site.mediator()
+    client.create_view("w", APART)
+    server.stop(0)
+    site.proxies["two"].weather = ABSENT
+    with loads_that_hang(monkeypatch, "one") as begun:
+        server, client = site.mediator(views=(ViewSpecConfig("v", ALONE),))
+        assert begun.wait(PATIENCE)
+        site.proxies["two"].weather = FAIR
+        wait_for(server, lambda mediator: "w" in mediator.views)
+        site.writers["two"].commit("INSERT INTO s VALUES (3, 30)")
+        client.wait_for_version("w", 1)
+    wait_for(server, lambda mediator: "v" in mediator.views)
+
+
+def test_a_view_that_cannot_be_taken_up_yet_holds_up_none_of_other_sources(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = site.mediator()
+    client.create_view("v", ALONE)
+    client.create_view("w", APART)
+    server.stop(0)
+    explain, goes_on = Mediator.explain, threading.Event()
+
+    def slow(self: Mediator, spec: ViewSpecConfig) -> Decomposition:
+        assert spec.name != "v" or goes_on.wait(PATIENCE)
+        return explain(self, spec)
+
+    monkeypatch.setattr(Mediator, "explain", slow)
+    server, client = site.mediator()
+    try:
+        wait_for(server, lambda mediator: "w" in mediator.views)
+        client.refresh("w")
+        assert "v" not in inside(server).views
+    finally:
+        goes_on.set()
+    wait_for(server, lambda mediator: "v" in mediator.views)
+
+
+def test_a_view_that_is_read_anew_and_hangs_holds_up_none_of_other_sources(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = site.mediator(on_lost_history="resync")
+    client.create_view("v", ALONE)
+    client.create_view("w", APART)
+    mediator = inside(server)
+    with loads_that_hang(monkeypatch, "one") as begun:
+        mediator._state.pause(mediator.views["v"], PositionTrimmedError("lost, for a test"))
+        assert begun.wait(PATIENCE)
+        mediator._state.pause(mediator.views["w"], PositionTrimmedError("lost, for a test"))
+        wait_for(server, lambda m: m.views["w"].version == 1 and not m.views["w"].problem)
+        assert mediator.views["v"].lost_history
+    wait_for(server, lambda m: m.views["v"].version == 1)
+
+
+def test_a_mediator_that_waits_for_a_load_that_hangs_can_be_stopped(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    acts: list[str] = []
+    with loads_that_hang(monkeypatch, "one") as begun:
+        server, _ = site.mediator(views=(ViewSpecConfig("v", ALONE), ViewSpecConfig("w", OTHER)))
+        inside(server).on_own_act(lambda act, name, error: acts.append(f"{act} {name} {error}"))
+        assert begun.wait(PATIENCE)
+        server.stop(0)
+        assert "attach" not in [thread.name for thread in threading.enumerate()]
+    assert acts == [], "neither made nor refused"
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_source_may_not_trim_what_a_view_needs_whose_drop_may_yet_fail(site: Site) -> None:

@@ -39,7 +39,7 @@ class Backoff:
 
 
 class Retries:
-    """When things that failed may be tried again, by name; for one thread.
+    """When things that failed may be tried again, by name.
 
     >>> now = 0.0
     >>> retries = Retries(lambda: Backoff(1.0, 8.0, uniform=lambda: 0.0), clock=lambda: now)
@@ -58,7 +58,8 @@ class Retries:
 
     def is_due(self, name: str) -> bool:
         """Whether it may be tried now."""
-        return name not in self._failed or self._clock() >= self._failed[name][1]
+        failed = self._failed.get(name)
+        return failed is None or self._clock() >= failed[1]
 
     def failed(self, name: str) -> None:
         """It failed (again): the next pause begins."""

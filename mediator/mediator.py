@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
 
@@ -36,6 +36,7 @@ from mediator.channel import SourceChannel
 from mediator.config import MediatorConfig, ViewSpecConfig
 from mediator.consistency import Promise, choose, promise
 from mediator.engines import create_engine
+from mediator.lanes import Lanes
 from mediator.loader import Progress, loaded_extents
 from mediator.maintainer import Maintainer
 from mediator.recompute import Recomputer, Verification
@@ -96,7 +97,9 @@ class Mediator:
         self._state = MediatorState(config, self.warehouse, engine, self.channels)
         self.views = self._state.views
         self.changed = self._state.changed
-        self._attaching = threading.Lock()
+        self._lanes = Lanes("attach", self._state.stopped)
+        self._joining = threading.Lock()
+        """Held for each join of what the mediator makes by itself: it may take the memory of whole views."""
         self._refused_configured: set[str] = set()
         """Configured views that cannot be made, or were dropped: they are not tried again."""
         self._retries = Retries(lambda: Backoff(RETRY_SECONDS, LONGEST_RETRY_SECONDS))
@@ -174,24 +177,58 @@ class Mediator:
     # Views come and go
 
     def _attach_views(self) -> None:
-        """Take up stored views, and create configured ones, as soon as their sources answer."""
+        """Take up stored views, and create configured ones, as soon as their sources answer.
+
+        Each may wait for a source for as long as that does not answer, so only views of the same sources wait
+        for each other.
+        """
         while not self._state.stopped.is_set():
             try:
                 self._find_detached()
-                for name in list(self._state.detached):
-                    self._try_attach(name)
             except Exception as error:
                 log.error("stored views cannot be taken up, and will be tried again: %s", error)
-            for spec in self.config.views:
-                if not self._exists(spec.name) and self._retries.is_due(spec.name):
-                    self._try_create(spec)
-            if self.config.on_lost_history == "resync":
-                self._resync_lost()
+            self._lanes.begin(self._due())
             if failure := self._state.engine.failure():
                 log.critical("the mediator ends, start it again: %s; its views go on from there", failure)
                 self._on_failure()
-                return
+                break
             self._state.stopped.wait(0.5)
+        self._lanes.join()
+
+    def _due(self) -> dict[Hashable, list[Callable[[], None]]]:
+        """What is to be taken up, made and read anew, by the kind of work and the sources it waits for."""
+        due: dict[Hashable, list[Callable[[], None]]] = {}
+        for name in list(self._state.detached):
+            sources = frozenset(self._stored_sources(name))
+            due.setdefault(("attach", sources), []).append(partial(self._try_attach, name))
+        for spec in self.config.views:
+            if not self._exists(spec.name):
+                sources = frozenset(self._mentioned(spec))
+                due.setdefault(("create", sources), []).append(partial(self._try_create, spec))
+        if self.config.on_lost_history == "resync":
+            for view in list(self.views.values()):
+                if view.lost_history:
+                    sources = frozenset(view.sources)
+                    due.setdefault(("refresh", sources), []).append(partial(self._try_refresh, view))
+        return due
+
+    def _stored_sources(self, name: str) -> Collection[str]:
+        """The sources of a stored view; none if it was dropped, which is noticed when it is taken up."""
+        try:
+            return self.warehouse.newest(name).vector
+        except NotFoundError:
+            return ()
+
+    @contextmanager
+    def _joined_in_turn(self) -> Iterator[Progress]:
+        """For what the mediator makes by itself: sources are waited for side by side, joins come in turn."""
+        with ExitStack() as stack:
+
+            def progress(phase: str, *_: object) -> None:
+                if phase == "join":
+                    stack.enter_context(self._joining)
+
+            yield progress
 
     def _try_attach(self, name: str) -> None:
         """Take up a stored view, or note why it cannot be."""
@@ -214,13 +251,18 @@ class Mediator:
 
     def _try_create(self, spec: ViewSpecConfig) -> None:
         """Create a configured view; what its sources or its disk do not allow yet will be tried again."""
+        if self._exists(spec.name) or not self._retries.is_due(spec.name):
+            return
         try:
-            self.create_view(spec, lambda *_: None)
+            with self._joined_in_turn() as progress:
+                self.create_view(spec, progress)
             log.info("view %s created", spec.name)
             self._retries.succeeded(spec.name)
             self._on_own_act("create", spec.name, None)
             return
         except Exception as error:
+            if self.stopping:
+                return  # the connections to the sources are closed: that says nothing about the view
             problem = self._as_known(error)
             if problem is not error and not isinstance(problem, StorageError):
                 log.error("view %s: unexpected error", spec.name, exc_info=error)
@@ -243,28 +285,32 @@ class Mediator:
         found = storage_error(error, str(self.warehouse.root))
         return found or LockstepError(INTERNAL_ERROR)
 
-    def _resync_lost(self) -> None:
-        """Refresh the views whose sources have lost the history that they need."""
-        for view in list(self.views.values()):
-            if not view.lost_history or not self._retries.is_due(view.name):
-                continue
-            if not self._state.keeps(view):
-                continue  # dropped while others were read
-            try:
-                version, rows = self._recomputer.refresh(view, lambda *_: None)
-                log.info("view %s was read anew: %d rows changed, version %d", view.name, rows, version)
-                self._retries.succeeded(view.name)
-                self._on_own_act("refresh", view.name, None)
-            except SourceUnavailableError as error:
-                log.warning("view %s cannot be read anew yet: %s", view.name, error)
-            except StorageError as error:
-                self._storage_failed(view.name, error)
-            except LockstepError as error:
-                log.error("view %s cannot be read anew: %s", view.name, error)
-                view.lost_history = False
-                self._on_own_act("refresh", view.name, error)
-            except Exception as error:
-                self._storage_failed(view.name, error)
+    def _try_refresh(self, view: MaintainedView) -> None:
+        """Refresh a view whose sources have lost the history that it needs."""
+        if not view.lost_history or not self._retries.is_due(view.name):
+            return
+        if not self._state.keeps(view):
+            return  # dropped while others were read
+        try:
+            with self._joined_in_turn() as progress:
+                version, rows = self._recomputer.refresh(view, progress)
+            log.info("view %s was read anew: %d rows changed, version %d", view.name, rows, version)
+            self._retries.succeeded(view.name)
+            self._on_own_act("refresh", view.name, None)
+        except Exception as error:
+            if self.stopping:
+                return  # the connections to the sources are closed: that says nothing about the view
+            match error:
+                case SourceUnavailableError():
+                    log.warning("view %s cannot be read anew yet: %s", view.name, error)
+                case StorageError():
+                    self._storage_failed(view.name, error)
+                case LockstepError():
+                    log.error("view %s cannot be read anew: %s", view.name, error)
+                    view.lost_history = False
+                    self._on_own_act("refresh", view.name, error)
+                case _:
+                    self._storage_failed(view.name, error)
 
     def _storage_failed(self, name: str, error: Exception) -> None:
         """A view could not be stored; it is tried again, not at once: each attempt reads the sources."""
@@ -272,7 +318,8 @@ class Mediator:
         self._retries.failed(name)
 
     def _exists(self, name: str) -> bool:
-        return name in self.views or name in self._state.detached or name in self._refused_configured
+        with self.changed:  # it may be on its way from one to the other
+            return name in {*self.views, *self._state.detached, *self._refused_configured}
 
     def _find_detached(self) -> None:
         """Stored views that nobody keeps: at the start, and those whose making or dropping broke half-way."""
@@ -285,20 +332,19 @@ class Mediator:
 
     def _attach(self, name: str) -> None:
         """Take up a stored view, unless somebody else does or drops it."""
-        with self._attaching:
-            if name not in self._state.detached:
+        if name not in self._state.detached:
+            return
+        stored = self.warehouse.view(name)
+        spec = spec_from_json(stored.spec)
+        newest = self.warehouse.newest(name)
+        resume_from = self.warehouse.resume_from(name)
+        view = MaintainedView(spec, self.explain(spec), newest.version, newest.vector, resume_from)
+        if not view.plan.query.schema.equals(stored.schema):
+            raise SchemaChangedError(f"the columns of view {name!r} are no longer what they were")
+        with self.changed:
+            if self._state.detached.pop(name, None) is None:
                 return
-            stored = self.warehouse.view(name)
-            spec = spec_from_json(stored.spec)
-            newest = self.warehouse.newest(name)
-            resume_from = self.warehouse.resume_from(name)
-            view = MaintainedView(spec, self.explain(spec), newest.version, newest.vector, resume_from)
-            if not view.plan.query.schema.equals(stored.schema):
-                raise SchemaChangedError(f"the columns of view {name!r} are no longer what they were")
-            with self.changed:
-                if self._state.detached.pop(name, None) is None:
-                    return
-                self._register(view)
+            self._register(view)
         log.info("view %s resumed at version %d", view.name, view.version)
 
     def _register(self, view: MaintainedView) -> None:
@@ -311,11 +357,9 @@ class Mediator:
         """The catalogs of all sources a view may name; only those it does name must answer."""
         found: dict[str, Catalog] = {}
         missing: dict[str, LockstepError] = {}
-        # A source that its text does not even mention need not be waited for.
-        mentioned = {name: channel for name, channel in self.channels.items() if name in spec.sql}
-        for source, channel in (mentioned or self.channels).items():
+        for source in self._mentioned(spec):
             try:
-                found[source] = channel.describe().catalog
+                found[source] = self.channels[source].describe().catalog
             except LockstepError as error:
                 missing[source] = error
         if missing:
@@ -326,6 +370,10 @@ class Mediator:
                     if f"{source}." in spec.sql or f'"{source}"' in spec.sql:
                         raise problem from None
         return found
+
+    def _mentioned(self, spec: ViewSpecConfig) -> list[str]:
+        """The sources that a view may name: what its text does not even mention need not be waited for."""
+        return [name for name in self.channels if name in spec.sql] or list(self.channels)
 
     def explain(self, spec: ViewSpecConfig) -> Decomposition:
         """A view in parts, as it would be kept; raises as `create_view` would."""
