@@ -456,6 +456,28 @@ def test_a_mediator_that_waits_for_a_load_that_hangs_can_be_stopped(
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+@pytest.mark.parametrize("what", ["list", "status"])
+def test_a_view_that_is_dropped_while_all_are_told_of_is_left_out(
+    site: Site, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    server, client = site.mediator()
+    for name in ("u", "v", "w"):
+        client.create_view(name, ALONE)
+    listed = MediatorService._names
+
+    def dropped_meanwhile(self: MediatorService) -> list[str]:
+        names = listed(self)
+        inside(server).drop_view("v")
+        return names
+
+    monkeypatch.setattr(MediatorService, "_names", dropped_meanwhile)
+    if what == "list":
+        told = [view.spec.name for view in client.stub.ListViews(pb.ListViewsRequest()).views]
+    else:
+        told = [view.view for view in client.status().views]
+    assert told == ["u", "w"]
+
+
 def test_a_source_may_not_trim_what_a_view_needs_whose_drop_may_yet_fail(site: Site) -> None:
     """If it fails, the view is taken up again, and needs what came after its vector."""
     server, client = site.mediator()

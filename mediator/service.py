@@ -6,7 +6,7 @@ import functools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from algebra.errors import (
     INTERNAL_ERROR,
     ForbiddenError,
     LockstepError,
+    NotFoundError,
     StorageError,
     ViewDefinitionError,
 )
@@ -44,6 +45,7 @@ HISTORY_VERSIONS = 10_000
 """How many versions one response of GetHistory holds at most."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+Described = TypeVar("Described")
 
 
 def _unary(method: Method) -> Method:
@@ -112,7 +114,7 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
     @_unary
     def ListViews(self, request: pb.ListViewsRequest, context: grpc.ServicerContext) -> pb.ListViewsResponse:
         seen = self._seen_by(call_of(context).principal)
-        return pb.ListViewsResponse(views=[self._view(name) for name in seen])
+        return pb.ListViewsResponse(views=_of_those_left(seen, self._view))
 
     def _seen_by(self, principal: Principal) -> list[str]:
         """The views that a caller may know of."""
@@ -183,7 +185,7 @@ class MediatorService(mediator_pb2_grpc.MediatorServiceServicer):
             if channel.heard_at is not None:
                 status.heard_at.FromDatetime(channel.heard_at)
             status.since.FromDatetime(channel.since)
-        response.views.extend(self._view_status(name) for name in self._seen_by(principal))
+        response.views.extend(_of_those_left(self._seen_by(principal), self._view_status))
         return response
 
     def _view_status(self, name: str) -> pb.ViewStatus:
@@ -371,6 +373,13 @@ def _told(error: NoSuchViewError, principal: Principal) -> LockstepError:
         return error
     own = ", ".join(sorted(scope.partition(":")[2] for scope in principal.scopes if ":" in scope))
     return ForbiddenError(f"{principal.title} may read {own or 'nothing'}, and the query names more")
+
+
+def _of_those_left(names: Iterable[str], describe: Callable[[str], Described]) -> Iterator[Described]:
+    """What is to be told of each view, without those that were dropped since they were listed."""
+    for name in names:
+        with suppress(NotFoundError):
+            yield describe(name)
 
 
 def _fixed_version(views: Collection[str], version: int) -> dict[str, int]:
