@@ -19,9 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
-
-from algebra.assembly import SEQUENCE
 from algebra.engines.contract import Relation
 from algebra.errors import SourceUnavailableError
 from algebra.keys import among
@@ -203,26 +200,18 @@ class MaintenanceProcess:
 
     def _updates(self, run: DeliveredRun) -> list[Update]:
         """Each transaction of a run by itself."""
-        updates = []
-        for i, position in enumerate(run.positions):
-            first = (run.first_version + i) * self.view.plan.width
-            deltas = {}
-            for node, table in run.tables.items():
-                rows = table.filter(pc.equal(table[SEQUENCE], first + node)).drop_columns([SEQUENCE])
-                if rows.num_rows:
-                    deltas[node] = rows
-            updates.append(
-                Update(
-                    next(self._numbers),
-                    run.source,
-                    position,
-                    deltas,
-                    run.batched[i],
-                    run.observed_at,
-                    run.marks[i],
-                )
+        return [
+            Update(
+                next(self._numbers),
+                run.source,
+                run.positions[i],
+                deltas,
+                run.batched[i],
+                run.observed_at,
+                run.marks[i],
             )
-        return updates
+            for i, deltas in enumerate(run.deltas(self.view.plan.width))
+        ]
 
     def _answered(self, query: AnyQuery, future: Future[Answer]) -> None:
         with self._state.changed:

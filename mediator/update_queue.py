@@ -9,6 +9,7 @@ Reference: SWEEP paper, Figure 4, UpdateMessageQueue and process LogUpdates.
 from __future__ import annotations
 
 import datetime
+import itertools
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -85,6 +86,18 @@ class DeliveredRun:
             marks=self.marks[count:],
         )
         return first, rest
+
+    def deltas(self, width: int) -> list[dict[int, Relation]]:
+        """For each transaction by itself, its rows (columns, `_count`) by node; cut without copying rows."""
+        deltas: list[dict[int, Relation]] = [{} for _ in self.positions]
+        starts = (self.first_version + np.arange(len(self) + 1, dtype=np.int64)) * width
+        for node, table in self.tables.items():
+            bounds = np.searchsorted(table[SEQUENCE].to_numpy(), starts).tolist()
+            rows = table.drop_columns([SEQUENCE])
+            for found, (start, end) in zip(deltas, itertools.pairwise(bounds), strict=True):
+                if start < end:
+                    found[node] = rows.slice(start, end - start)
+        return deltas
 
 
 class UpdateMessageQueue:

@@ -1,4 +1,4 @@
-"""The marks of global transactions stay with their updates, however the queue is cut."""
+"""The marks of global transactions, and rows, stay with their updates, however the queue is cut."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import datetime
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
+from algebra.assembly import SEQUENCE
 from algebra.global_transaction import GlobalTransaction
 from algebra.position import Position
 from mediator.update_queue import DeliveredRun, UpdateMessageQueue
@@ -66,3 +68,33 @@ def test_without_marks_none_is_a_part(queue: UpdateMessageQueue) -> None:
     assert run is not None
     queue.log_update(run)
     assert marks(queue.runs) == {1: None, 2: None}
+
+
+def test_a_run_is_cut_into_transactions_without_copying_rows() -> None:
+    """Each has the rows that carry its number, of each node; one may have none of a node, or none at all."""
+    width, first = 3, 7
+    numbers = {0: [7, 7, 9, 10, 10, 10], 2: [8, 9, 9]}
+    tables = {
+        node: pa.table(
+            {
+                "a": [f"{node} {i}" for i in range(len(versions))],
+                "_count": [1] * len(versions),
+                SEQUENCE: [version * width + node for version in versions],
+            }
+        )
+        for node, versions in numbers.items()
+    }
+    run = DeliveredRun("s", first, [Position(i) for i in range(1, 7)], [False] * 6, range(6), WHEN, tables)
+    before = pa.total_allocated_bytes()
+    deltas = run.deltas(width)
+    assert pa.total_allocated_bytes() == before
+    expected = [
+        {
+            node: rows.drop_columns([SEQUENCE])
+            for node, table in tables.items()
+            if (rows := table.filter(pc.equal(table[SEQUENCE], version * width + node))).num_rows
+        }
+        for version in range(first, first + 6)
+    ]
+    assert deltas == expected
+    assert [sorted(found) for found in deltas] == [[0], [2], [0, 2], [0], [], []]
