@@ -9,6 +9,7 @@ import logging
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,7 +20,9 @@ import pytest
 from adapters.registry import create
 from algebra.arrow_ipc import from_ipc
 from integration_tests.client import Client
-from integration_tests.site import VIEW, Site, inside, wait_for
+from integration_tests.site import ALONE, PATIENCE, VIEW, Site, inside, wait_for
+from mediator.channel import SourceChannel
+from protos.lockstep.v1 import wrapper_pb2 as pb
 
 ROWS: Counter[tuple[int, ...]] = Counter({(1, 1, 10): 1, (2, 2, 20): 1})
 
@@ -156,6 +159,31 @@ def test_a_loss_is_mended_at_once_where_that_is_wanted(
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert [record.getMessage() for record in errors if record.name.startswith("mediator")] == []
     assert from_ipc(client.verify("v").arrow).num_rows == 0
+
+
+def test_an_error_about_an_earlier_view_of_the_name_pauses_no_later_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on its way while the view is dropped and made anew without the column that was wrong."""
+    came, goes_on = threading.Event(), threading.Event()
+    failed = SourceChannel._failed
+
+    def late(self: SourceChannel, error: pb.ExchangeError) -> None:
+        came.set()
+        assert goes_on.wait(PATIENCE)
+        failed(self, error)
+
+    server, client = site.mediator()
+    client.create_view("v", ALONE)
+    monkeypatch.setattr(SourceChannel, "_failed", late)
+    site.writers["one"].commit("INSERT INTO r VALUES (3, 'three')")
+    assert came.wait(PATIENCE)
+    inside(server).drop_view("v")
+    client.create_view("v", "SELECT r.k FROM one.r AS r")
+    goes_on.set()
+    site.writers["one"].commit("INSERT INTO r VALUES (4, 2)")
+    client.wait_for_version("v", 1)
+    assert (client.view("v").state, client.bag("v")) == ("maintained", Counter([(k,) for k in (1, 2, 3, 4)]))
 
 
 def test_updates_of_a_paused_view_are_not_collected(site: Site) -> None:

@@ -86,7 +86,7 @@ class SourceChannel:
         address: str,
         mediator: str,
         on_update: Callable[[SourceUpdate], None],
-        on_view_failed: Callable[[str, LockstepError], None],
+        on_view_failed: Callable[[str, int, LockstepError], None],
         credit_rows: int,
         keepalive_seconds: float = KEEPALIVE_SECONDS,
         backoff: Backoff | None = None,
@@ -365,7 +365,7 @@ class SourceChannel:
             case "attached":
                 self._connected(response.attached, outgoing)
             case "defined":
-                self._begun(response.defined.local_view)
+                self._begun(response.defined)
             case "update":
                 self._deliver(response.update)
             case "result":
@@ -387,9 +387,9 @@ class SourceChannel:
             self.problem = problem
             self._lock.notify_all()
 
-    def _begun(self, local_view: str) -> None:
+    def _begun(self, defined: pb.LocalViewDefined) -> None:
         with self._lock:
-            self._views.begun(local_view)
+            self._views.begun(defined.local_view, defined.subscription)
 
     def _progress(self, position: Position) -> None:
         with self._lock:
@@ -438,7 +438,7 @@ class SourceChannel:
             if future is not None:
                 future.set_exception(found)
         elif error.local_view:
-            self._on_view_failed(error.local_view, found)
+            self._on_view_failed(error.local_view, error.subscription, found)
         else:
             if isinstance(found, SourceUnavailableError):
                 self._set_state("unavailable", text)

@@ -509,11 +509,12 @@ class Mediator:
                     view.log_update(run)
             self.changed.notify_all()
 
-    def _view_failed(self, local_view: str, error: LockstepError) -> None:
+    def _view_failed(self, local_view: str, subscription: int, error: LockstepError) -> None:
+        """Pause the view whose local view that is; but what was defined anew since is heard of by itself."""
         with self.changed:
-            failed = [view for view in self.views.values() if local_view in view.node_of]
-        for view in failed:
-            self._state.pause(view, error)
+            for view in self.views.values():
+                if local_view in view.node_of and view.subscription == subscription:
+                    self._state.pause(view, error)
 
     # Upkeep, verify and refresh
 

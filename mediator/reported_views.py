@@ -110,6 +110,7 @@ class ReportedViews:
                 local_view=local_view_to_proto(defined.view),
                 after=position_to_proto(defined.delivered),
                 more=number < len(definitions),
+                subscription=defined.subscription,
             )
             requests.append(pb.ExchangeRequest(define=define))
         return requests
@@ -121,10 +122,11 @@ class ReportedViews:
         self._first, self._rows, self._held = None, {}, 0
         return self.requests(list(self._defined.values()))
 
-    def begun(self, name: str) -> None:
-        """The wrapper reports the local view as it is defined now."""
-        if name in self._defined:
-            self._defined[name].reported = True
+    def begun(self, name: str, subscription: int) -> None:
+        """The wrapper reports the local view as it was defined under that subscription."""
+        defined = self._defined.get(name)
+        if defined is not None and defined.subscription == subscription:
+            defined.reported = True
 
     def progress(self, position: Position) -> None:
         """Every change up to here has been delivered, of all local views."""

@@ -152,10 +152,11 @@ class OrderAssignment:
             )
         self._told[local_view] = position
 
-    def begin(self, local_view: str) -> None:
+    def begin(self, local_view: str, subscription: int = 0) -> None:
         """The local view is defined (anew): what was told of it before was about another definition."""
         self._told.pop(local_view, None)
-        self._queue.put(pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=local_view)))
+        defined = pb.LocalViewDefined(local_view=local_view, subscription=subscription)
+        self._queue.put(pb.ExchangeResponse(defined=defined))
 
     def send_progress(self, memory: types_pb2.WrapperMemory | None = None) -> None:
         """Tell how far the source has been followed; as the heartbeat, with the wrapper's memory."""
@@ -167,13 +168,23 @@ class OrderAssignment:
         self._queue.put(pb.ExchangeResponse(progress=pb.Progress(memory=memory)))
 
     def send_error(
-        self, reason: str, message: str, *, query_id: int | None = None, local_view: str = ""
+        self,
+        reason: str,
+        message: str,
+        *,
+        query_id: int | None = None,
+        local_view: str = "",
+        subscription: int = 0,
     ) -> None:
         """Report a failure in order with everything else."""
         self._queue.put(
             pb.ExchangeResponse(
                 error=pb.ExchangeError(
-                    reason=reason, message=message, query_id=query_id, local_view=local_view
+                    reason=reason,
+                    message=message,
+                    query_id=query_id,
+                    local_view=local_view,
+                    subscription=subscription,
                 )
             )
         )

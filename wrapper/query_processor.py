@@ -256,7 +256,7 @@ class QueryProcessor:
             name = request.define.local_view.name if kind == "define" else ""
             session.refused(str(kind), error)
             self._log_trouble(session, f"{kind} {name}".strip(), error)
-            session.tell(error, self.source, local_view=name)
+            session.tell(error, self.source, local_view=name, subscription=request.define.subscription)
 
     def _acknowledge(self, session: Session, position: Position) -> None:
         """Tell the adapter, unless the source has not come that far: it would wait, and trim nothing."""
@@ -277,8 +277,10 @@ class QueryProcessor:
             raise LimitExceededError(f"a mediator may define {MOST_LOCAL_VIEWS} local views, and no more")
         self._adapter.prepare(view.relations)
         self._forget_backlog()
-        session.views[view.name] = ReportedView.of(view, catalog, position_from_proto(define.after))
-        session.order.begin(view.name)
+        session.views[view.name] = ReportedView.of(
+            view, catalog, position_from_proto(define.after), define.subscription
+        )
+        session.order.begin(view.name, define.subscription)
         self._last_sent = -HEARTBEAT_SECONDS
 
     # The source
@@ -405,8 +407,8 @@ class QueryProcessor:
         """These local views cannot be reported any more; the mediator is told why, and the others go on."""
         self._log_trouble(session, f"reporting of {', '.join(names)}", error)
         for name in names:
-            del session.views[name]
-            session.tell(error, self.source, local_view=name)
+            lost = session.views.pop(name)
+            session.tell(error, self.source, local_view=name, subscription=lost.subscription)
 
     def _log_trouble(self, session: Session, what: str, error: LockstepError) -> None:
         """Write down an error in full, for the mediator may be told less; refusals are in the audit log."""

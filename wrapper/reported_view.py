@@ -24,14 +24,16 @@ class ReportedView:
     cursor: Position
     queries: tuple[LocalView, ...] = field(repr=False)
     """For each node, the query on its single relation."""
+    subscription: int = 0
+    """The mediator's number of this definition."""
 
     @classmethod
-    def of(cls, view: LocalView, catalog: Catalog, after: Position) -> ReportedView:
+    def of(cls, view: LocalView, catalog: Catalog, after: Position, subscription: int = 0) -> ReportedView:
         query = local_assembly(view, catalog)
         singles = tuple(
             _single_relation(view, occurrence, query, i) for i, occurrence in enumerate(view.occurrences)
         )
-        return cls(view, SweepPlan.of(query), after, singles)
+        return cls(view, SweepPlan.of(query), after, singles, subscription)
 
 
 def _single_relation(view: LocalView, occurrence: Occurrence, query: AssemblyQuery, node: int) -> LocalView:

@@ -43,11 +43,23 @@ class Session:
         self.order = OrderAssignment(self.queue)
 
     def tell(
-        self, error: LockstepError, source: str, *, query_id: int | None = None, local_view: str = ""
+        self,
+        error: LockstepError,
+        source: str,
+        *,
+        query_id: int | None = None,
+        local_view: str = "",
+        subscription: int = 0,
     ) -> None:
         """Send the mediator an error, in order with everything else, as far as it may hear it."""
         told = self.policy.told(error, source)
-        self.order.send_error(told.reason, told.message, query_id=query_id, local_view=local_view)
+        self.order.send_error(
+            told.reason,
+            told.message,
+            query_id=query_id,
+            local_view=local_view,
+            subscription=subscription,
+        )
 
     @property
     def waiting_bytes(self) -> int:

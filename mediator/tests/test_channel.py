@@ -82,8 +82,8 @@ class ScriptedWrapper(wrapper_pb2_grpc.WrapperServiceServicer):
             self.requests.put(request)
             self.takes.wait(30)
             if request.WhichOneof("message") == "define" and self.confirms:
-                name = request.define.local_view.name
-                yield pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=name))
+                name, number = request.define.local_view.name, request.define.subscription
+                yield pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=name, subscription=number))
             if request.WhichOneof("message") in ("define", "query"):
                 self._abort(context)
                 while not self.script.empty():
@@ -133,7 +133,7 @@ def setup() -> Iterator[Setup]:
         f"127.0.0.1:{port}",
         "test",
         updates.append,
-        lambda name, error: failures.append((name, error)),
+        lambda name, _, error: failures.append((name, error)),
         CREDIT,
         assembled_rows=ASSEMBLED,
     )
@@ -455,3 +455,21 @@ def test_acknowledgements_do_not_pile_up_for_a_wrapper_that_takes_nothing(setup:
         if setup.wrapper.requests.get(timeout=30).acknowledge.position.ordinal == 6:
             return
     raise AssertionError("it was not acknowledged again")
+
+
+def test_what_is_said_of_an_earlier_definition_is_not_about_a_later_one(setup: Setup) -> None:
+    """It was on its way when the local view was dropped and defined anew, perhaps as another."""
+    setup.wrapper.confirms = False
+    first, second = (
+        pb.ExchangeResponse(defined=pb.LocalViewDefined(local_view=VIEW.name, subscription=number))
+        for number in (1, 2)
+    )
+    for told in (first, update(3), progress(3), second, update(3), update(4)):
+        setup.wrapper.script.put(told)
+    with setup.channel._lock:  # nothing is taken in before it is defined anew
+        setup.channel.define([VIEW], Position(2), 1)
+        setup.channel.drop(VIEW.name)
+        setup.channel.define([VIEW], Position(2), 2)
+    setup.channel.wait_delivered(VIEW.name, Position(4), 30)
+    assert [u.positions for u in setup.updates if u.deltas] == [(Position(3),), (Position(4),)]
+    assert setup.channel.problem == ""

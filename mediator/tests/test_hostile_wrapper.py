@@ -325,7 +325,8 @@ def test_a_wrapper_of_another_version_is_refused_with_both_named(
     with pytest.raises(ProtocolVersionError) as refused:
         setup.channel.describe()
     assert str(refused.value) == (
-        "the wrapper of source 's' speaks protocol version 7, this mediator 2: upgrade the older one"
+        "the wrapper of source 's' speaks protocol version 7, "
+        f"this mediator {PROTOCOL_VERSION}: upgrade the older one"
     )
 
 

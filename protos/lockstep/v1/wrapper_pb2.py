@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from protos.lockstep.v1 import types_pb2 as lockstep_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19lockstep/v1/wrapper.proto\x12\x0blockstep.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17lockstep/v1/types.proto\"\x17\n\x15\x44\x65scribeSourceRequest\"\xae\x01\n\x16\x44\x65scribeSourceResponse\x12\x0e\n\x06source\x18\x01 \x01(\t\x12(\n\trelations\x18\x02 \x03(\x0b\x32\x15.lockstep.v1.Relation\x12/\n\x0c\x63\x61pabilities\x18\x03 \x01(\x0b\x32\x19.lockstep.v1.Capabilities\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\x12\x18\n\x10protocol_version\x18\x05 \x01(\x05\"C\n\x14LoadLocalViewRequest\x12+\n\x0blocal_views\x18\x01 \x03(\x0b\x32\x16.lockstep.v1.LocalView\"\xab\x01\n\x15LoadLocalViewResponse\x12\'\n\x08position\x18\x01 \x01(\x0b\x32\x15.lockstep.v1.Position\x12\r\n\x05\x61rrow\x18\x02 \x01(\x0c\x12\x0c\n\x04rows\x18\x03 \x01(\x03\x12\x19\n\x0crow_estimate\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12\x12\n\nlocal_view\x18\x06 \x01(\tB\x0f\n\r_row_estimate\"\xa7\x02\n\x0f\x45xchangeRequest\x12%\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x13.lockstep.v1.AttachH\x00\x12.\n\x06\x64\x65\x66ine\x18\x02 \x01(\x0b\x32\x1c.lockstep.v1.DefineLocalViewH\x00\x12*\n\x04\x64rop\x18\x03 \x01(\x0b\x32\x1a.lockstep.v1.DropLocalViewH\x00\x12.\n\x05query\x18\x04 \x01(\x0b\x32\x1d.lockstep.v1.MaintenanceQueryH\x00\x12/\n\x0b\x61\x63knowledge\x18\x05 \x01(\x0b\x32\x18.lockstep.v1.AcknowledgeH\x00\x12%\n\x06\x63redit\x18\x06 \x01(\x0b\x32\x13.lockstep.v1.CreditH\x00\x42\t\n\x07message\"D\n\x06\x41ttach\x12\x10\n\x08mediator\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\x05\x12\x0e\n\x06source\x18\x03 \x01(\t\"q\n\x0f\x44\x65\x66ineLocalView\x12*\n\nlocal_view\x18\x01 \x01(\x0b\x32\x16.lockstep.v1.LocalView\x12$\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x15.lockstep.v1.Position\x12\x0c\n\x04more\x18\x03 \x01(\x08\"#\n\rDropLocalView\x12\x12\n\nlocal_view\x18\x01 \x01(\t\"\xaa\x01\n\x10MaintenanceQuery\x12\x10\n\x08query_id\x18\x01 \x01(\x03\x12\x12\n\nlocal_view\x18\x02 \x01(\t\x12\x13\n\x0bkey_columns\x18\x03 \x03(\t\x12\r\n\x05\x61rrow\x18\x04 \x01(\x0c\x12 \n\x05terms\x18\x05 \x03(\x0b\x32\x11.lockstep.v1.Term\x12*\n\ndefinition\x18\x06 \x01(\x0b\x32\x16.lockstep.v1.LocalView\"F\n\x04Term\x12\x0c\n\x04sign\x18\x01 \x01(\x11\x12\x30\n\rsubstitutions\x18\x02 \x03(\x0b\x32\x19.lockstep.v1.Substitution\"1\n\x0cSubstitution\x12\x12\n\noccurrence\x18\x01 \x01(\t\x12\r\n\x05\x61rrow\x18\x02 \x01(\x0c\"6\n\x0b\x41\x63knowledge\x12\'\n\x08position\x18\x01 \x01(\x0b\x32\x15.lockstep.v1.Position\"\x16\n\x06\x43redit\x12\x0c\n\x04rows\x18\x01 \x01(\x03\"\xa5\x02\n\x10\x45xchangeResponse\x12)\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x15.lockstep.v1.AttachedH\x00\x12\x30\n\x07\x64\x65\x66ined\x18\x02 \x01(\x0b\x32\x1d.lockstep.v1.LocalViewDefinedH\x00\x12%\n\x06update\x18\x03 \x01(\x0b\x32\x13.lockstep.v1.UpdateH\x00\x12*\n\x06result\x18\x04 \x01(\x0b\x32\x18.lockstep.v1.QueryResultH\x00\x12)\n\x08progress\x18\x05 \x01(\x0b\x32\x15.lockstep.v1.ProgressH\x00\x12+\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1a.lockstep.v1.ExchangeErrorH\x00\x42\t\n\x07message\"e\n\x08\x41ttached\x12\x0e\n\x06source\x18\x01 \x01(\t\x12/\n\x0c\x63\x61pabilities\x18\x02 \x01(\x0b\x32\x19.lockstep.v1.Capabilities\x12\x18\n\x10protocol_version\x18\x03 \x01(\x05\"&\n\x10LocalViewDefined\x12\x12\n\nlocal_view\x18\x01 \x01(\t\"D\n\x0eLocalViewDelta\x12\x12\n\nlocal_view\x18\x01 \x01(\t\x12\r\n\x05\x61rrow\x18\x02 \x01(\x0c\x12\x0f\n\x07touched\x18\x03 \x03(\x05\"~\n\x11SourceTransaction\x12\'\n\x08position\x18\x01 \x01(\x0b\x32\x15.lockstep.v1.Position\x12\x0f\n\x07\x62\x61tched\x18\x02 \x01(\x08\x12/\n\x07part_of\x18\x03 \x03(\x0b\x32\x1e.lockstep.v1.GlobalTransaction\"\xb8\x01\n\x06Update\x12\x34\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1e.lockstep.v1.SourceTransaction\x12+\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x1b.lockstep.v1.LocalViewDelta\x12/\n\x0bobserved_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12\x0c\n\x04\x63ost\x18\x05 \x01(\x03\"t\n\x0bQueryResult\x12\x10\n\x08query_id\x18\x01 \x01(\x03\x12\'\n\x08position\x18\x02 \x01(\x0b\x32\x15.lockstep.v1.Position\x12\r\n\x05\x61rrow\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\x12\r\n\x05\x63hunk\x18\x05 \x01(\x05\"_\n\x08Progress\x12\'\n\x08position\x18\x01 \x01(\x0b\x32\x15.lockstep.v1.Position\x12*\n\x06memory\x18\x02 \x01(\x0b\x32\x1a.lockstep.v1.WrapperMemory\"h\n\rExchangeError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\x08query_id\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nlocal_view\x18\x04 \x01(\tB\x0b\n\t_query_id2\x92\x02\n\x0eWrapperService\x12Y\n\x0e\x44\x65scribeSource\x12\".lockstep.v1.DescribeSourceRequest\x1a#.lockstep.v1.DescribeSourceResponse\x12X\n\rLoadLocalView\x12!.lockstep.v1.LoadLocalViewRequest\x1a\".lockstep.v1.LoadLocalViewResponse0\x01\x12K\n\x08\x45xchange\x12\x1c.lockstep.v1.ExchangeRequest\x1a\x1d.lockstep.v1.ExchangeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19lockstep/v1/wrapper.proto\x12\x0blockstep.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17lockstep/v1/types.proto\"\x17\n\x15\x44\x65scribeSourceRequest\"\xae\x01\n\x16\x44\x65scribeSourceResponse\x12\x0e\n\x06source\x18\x01 \x01(\t\x12(\n\trelations\x18\x02 \x03(\x0b\x32\x15.lockstep.v1.Relation\x12/\n\x0c\x63\x61pabilities\x18\x03 \x01(\x0b\x32\x19.lockstep.v1.Capabilities\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\x12\x18\n\x10protocol_version\x18\x05 \x01(\x05\"C\n\x14LoadLocalViewRequest\x12+\n\x0blocal_views\x18\x01 \x03(\x0b\x32\x16.lockstep.v1.LocalView\"\xab\x01\n\x15LoadLocalViewResponse\x12\'\n\x08position\x18\x01 \x01(\x0b\x32\x15.lockstep.v1.Position\x12\r\n\x05\x61rrow\x18\x02 \x01(\x0c\x12\x0c\n\x04rows\x18\x03 \x01(\x03\x12\x19\n\x0crow_estimate\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12\x12\n\nlocal_view\x18\x06 \x01(\tB\x0f\n\r_row_estimate\"\xa7\x02\n\x0f\x45xchangeRequest\x12%\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x13.lockstep.v1.AttachH\x00\x12.\n\x06\x64\x65\x66ine\x18\x02 \x01(\x0b\x32\x1c.lockstep.v1.DefineLocalViewH\x00\x12*\n\x04\x64rop\x18\x03 \x01(\x0b\x32\x1a.lockstep.v1.DropLocalViewH\x00\x12.\n\x05query\x18\x04 \x01(\x0b\x32\x1d.lockstep.v1.MaintenanceQueryH\x00\x12/\n\x0b\x61\x63knowledge\x18\x05 \x01(\x0b\x32\x18.lockstep.v1.AcknowledgeH\x00\x12%\n\x06\x63redit\x18\x06 \x01(\x0b\x32\x13.lockstep.v1.CreditH\x00\x42\t\n\x07message\"D\n\x06\x41ttach\x12\x10\n\x08mediator\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\x05\x12\x0e\n\x06source\x18\x03 \x01(\t\"\x87\x01\n\x0f\x44\x65\x66ineLocalView\x12*\n\nlocal_view\x18\x01 \x01(\x0b\x32\x16.lockstep.v1.LocalView\x12$\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x15.lockstep.v1.Position\x12\x0c\n\x04more\x18\x03 \x01(\x08\x12\x14\n\x0csubscription\x18\x04 \x01(\x03\"#\n\rDropLocalView\x12\x12\n\nlocal_view\x18\x01 \x01(\t\"\xaa\x01\n\x10MaintenanceQuery\x12\x10\n\x08query_id\x18\x01 \x01(\x03\x12\x12\n\nlocal_view\x18\x02 \x01(\t\x12\x13\n\x0bkey_columns\x18\x03 \x03(\t\x12\r\n\x05\x61rrow\x18\x04 \x01(\x0c\x12 \n\x05terms\x18\x05 \x03(\x0b\x32\x11.lockstep.v1.Term\x12*\n\ndefinition\x18\x06 \x01(\x0b\x32\x16.lockstep.v1.LocalView\"F\n\x04Term\x12\x0c\n\x04sign\x18\x01 \x01(\x11\x12\x30\n\rsubstitutions\x18\x02 \x03(\x0b\x32\x19.lockstep.v1.Substitution\"1\n\x0cSubstitution\x12\x12\n\noccurrence\x18\x01 \x01(\t\x12\r\n\x05\x61rrow\x18\x02 \x01(\x0c\"6\n\x0b\x41\x63knowledge\x12\'\n\x08position\x18\x01 \x01(\x0b\x32\x15.lockstep.v1.Position\"\x16\n\x06\x43redit\x12\x0c\n\x04rows\x18\x01 \x01(\x03\"\xa5\x02\n\x10\x45xchangeResponse\x12)\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x15.lockstep.v1.AttachedH\x00\x12\x30\n\x07\x64\x65\x66ined\x18\x02 \x01(\x0b\x32\x1d.lockstep.v1.LocalViewDefinedH\x00\x12%\n\x06update\x18\x03 \x01(\x0b\x32\x13.lockstep.v1.UpdateH\x00\x12*\n\x06result\x18\x04 \x01(\x0b\x32\x18.lockstep.v1.QueryResultH\x00\x12)\n\x08progress\x18\x05 \x01(\x0b\x32\x15.lockstep.v1.ProgressH\x00\x12+\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1a.lockstep.v1.ExchangeErrorH\x00\x42\t\n\x07message\"e\n\x08\x41ttached\x12\x0e\n\x06source\x18\x01 \x01(\t\x12/\n\x0c\x63\x61pabilities\x18\x02 \x01(\x0b\x32\x19.lockstep.v1.Capabilities\x12\x18\n\x10protocol_version\x18\x03 \x01(\x05\"<\n\x10LocalViewDefined\x12\x12\n\nlocal_view\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\x03\"D\n\x0eLocalViewDelta\x12\x12\n\nlocal_view\x18\x01 \x01(\t\x12\r\n\x05\x61rrow\x18\x02 \x01(\x0c\x12\x0f\n\x07touched\x18\x03 \x03(\x05\"~\n\x11SourceTransaction\x12\'\n\x08position\x18\x01 \x01(\x0b\x32\x15.lockstep.v1.Position\x12\x0f\n\x07\x62\x61tched\x18\x02 \x01(\x08\x12/\n\x07part_of\x18\x03 \x03(\x0b\x32\x1e.lockstep.v1.GlobalTransaction\"\xb8\x01\n\x06Update\x12\x34\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1e.lockstep.v1.SourceTransaction\x12+\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x1b.lockstep.v1.LocalViewDelta\x12/\n\x0bobserved_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12\x0c\n\x04\x63ost\x18\x05 \x01(\x03\"t\n\x0bQueryResult\x12\x10\n\x08query_id\x18\x01 \x01(\x03\x12\'\n\x08position\x18\x02 \x01(\x0b\x32\x15.lockstep.v1.Position\x12\r\n\x05\x61rrow\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\x12\r\n\x05\x63hunk\x18\x05 \x01(\x05\"_\n\x08Progress\x12\'\n\x08position\x18\x01 \x01(\x0b\x32\x15.lockstep.v1.Position\x12*\n\x06memory\x18\x02 \x01(\x0b\x32\x1a.lockstep.v1.WrapperMemory\"~\n\rExchangeError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\x08query_id\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nlocal_view\x18\x04 \x01(\t\x12\x14\n\x0csubscription\x18\x05 \x01(\x03\x42\x0b\n\t_query_id2\x92\x02\n\x0eWrapperService\x12Y\n\x0e\x44\x65scribeSource\x12\".lockstep.v1.DescribeSourceRequest\x1a#.lockstep.v1.DescribeSourceResponse\x12X\n\rLoadLocalView\x12!.lockstep.v1.LoadLocalViewRequest\x1a\".lockstep.v1.LoadLocalViewResponse0\x01\x12K\n\x08\x45xchange\x12\x1c.lockstep.v1.ExchangeRequest\x1a\x1d.lockstep.v1.ExchangeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,38 +45,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXCHANGEREQUEST']._serialized_end=841
   _globals['_ATTACH']._serialized_start=843
   _globals['_ATTACH']._serialized_end=911
-  _globals['_DEFINELOCALVIEW']._serialized_start=913
-  _globals['_DEFINELOCALVIEW']._serialized_end=1026
-  _globals['_DROPLOCALVIEW']._serialized_start=1028
-  _globals['_DROPLOCALVIEW']._serialized_end=1063
-  _globals['_MAINTENANCEQUERY']._serialized_start=1066
-  _globals['_MAINTENANCEQUERY']._serialized_end=1236
-  _globals['_TERM']._serialized_start=1238
-  _globals['_TERM']._serialized_end=1308
-  _globals['_SUBSTITUTION']._serialized_start=1310
-  _globals['_SUBSTITUTION']._serialized_end=1359
-  _globals['_ACKNOWLEDGE']._serialized_start=1361
-  _globals['_ACKNOWLEDGE']._serialized_end=1415
-  _globals['_CREDIT']._serialized_start=1417
-  _globals['_CREDIT']._serialized_end=1439
-  _globals['_EXCHANGERESPONSE']._serialized_start=1442
-  _globals['_EXCHANGERESPONSE']._serialized_end=1735
-  _globals['_ATTACHED']._serialized_start=1737
-  _globals['_ATTACHED']._serialized_end=1838
-  _globals['_LOCALVIEWDEFINED']._serialized_start=1840
-  _globals['_LOCALVIEWDEFINED']._serialized_end=1878
-  _globals['_LOCALVIEWDELTA']._serialized_start=1880
-  _globals['_LOCALVIEWDELTA']._serialized_end=1948
-  _globals['_SOURCETRANSACTION']._serialized_start=1950
-  _globals['_SOURCETRANSACTION']._serialized_end=2076
-  _globals['_UPDATE']._serialized_start=2079
-  _globals['_UPDATE']._serialized_end=2263
-  _globals['_QUERYRESULT']._serialized_start=2265
-  _globals['_QUERYRESULT']._serialized_end=2381
-  _globals['_PROGRESS']._serialized_start=2383
-  _globals['_PROGRESS']._serialized_end=2478
-  _globals['_EXCHANGEERROR']._serialized_start=2480
-  _globals['_EXCHANGEERROR']._serialized_end=2584
-  _globals['_WRAPPERSERVICE']._serialized_start=2587
-  _globals['_WRAPPERSERVICE']._serialized_end=2861
+  _globals['_DEFINELOCALVIEW']._serialized_start=914
+  _globals['_DEFINELOCALVIEW']._serialized_end=1049
+  _globals['_DROPLOCALVIEW']._serialized_start=1051
+  _globals['_DROPLOCALVIEW']._serialized_end=1086
+  _globals['_MAINTENANCEQUERY']._serialized_start=1089
+  _globals['_MAINTENANCEQUERY']._serialized_end=1259
+  _globals['_TERM']._serialized_start=1261
+  _globals['_TERM']._serialized_end=1331
+  _globals['_SUBSTITUTION']._serialized_start=1333
+  _globals['_SUBSTITUTION']._serialized_end=1382
+  _globals['_ACKNOWLEDGE']._serialized_start=1384
+  _globals['_ACKNOWLEDGE']._serialized_end=1438
+  _globals['_CREDIT']._serialized_start=1440
+  _globals['_CREDIT']._serialized_end=1462
+  _globals['_EXCHANGERESPONSE']._serialized_start=1465
+  _globals['_EXCHANGERESPONSE']._serialized_end=1758
+  _globals['_ATTACHED']._serialized_start=1760
+  _globals['_ATTACHED']._serialized_end=1861
+  _globals['_LOCALVIEWDEFINED']._serialized_start=1863
+  _globals['_LOCALVIEWDEFINED']._serialized_end=1923
+  _globals['_LOCALVIEWDELTA']._serialized_start=1925
+  _globals['_LOCALVIEWDELTA']._serialized_end=1993
+  _globals['_SOURCETRANSACTION']._serialized_start=1995
+  _globals['_SOURCETRANSACTION']._serialized_end=2121
+  _globals['_UPDATE']._serialized_start=2124
+  _globals['_UPDATE']._serialized_end=2308
+  _globals['_QUERYRESULT']._serialized_start=2310
+  _globals['_QUERYRESULT']._serialized_end=2426
+  _globals['_PROGRESS']._serialized_start=2428
+  _globals['_PROGRESS']._serialized_end=2523
+  _globals['_EXCHANGEERROR']._serialized_start=2525
+  _globals['_EXCHANGEERROR']._serialized_end=2651
+  _globals['_WRAPPERSERVICE']._serialized_start=2654
+  _globals['_WRAPPERSERVICE']._serialized_end=2928
 # @@protoc_insertion_point(module_scope)

@@ -244,10 +244,15 @@ class DefineLocalView(_message.Message):
     LOCAL_VIEW_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
     """Further definitions follow: before the last of them has come, nothing is
     reported or answered. So no transaction is reported to one part of a view first
     and to another part later.
+    """
+    subscription: _builtins.int
+    """Chosen by the mediator; what the wrapper says of the definition has it, so that
+    nothing about an earlier one of that name is taken for this one's.
     """
     @_builtins.property
     def local_view(self) -> _types_pb2.LocalView:
@@ -263,10 +268,11 @@ class DefineLocalView(_message.Message):
         local_view: _types_pb2.LocalView | None = ...,
         after: _types_pb2.Position | None = ...,
         more: _builtins.bool = ...,
+        subscription: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "local_view", b"local_view"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "local_view", b"local_view", "more", b"more"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "local_view", b"local_view", "more", b"more", "subscription", b"subscription"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -545,16 +551,20 @@ class LocalViewDefined(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOCAL_VIEW_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
     local_view: _builtins.str
     """The local view's name."""
+    subscription: _builtins.int
+    """The number that it was defined with."""
     def __init__(
         self,
         *,
         local_view: _builtins.str = ...,
+        subscription: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["local_view", b"local_view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["local_view", b"local_view", "subscription", b"subscription"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -771,6 +781,7 @@ class ExchangeError(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     QUERY_ID_FIELD_NUMBER: _builtins.int
     LOCAL_VIEW_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTION_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """A reason of the table in docs/protocol.md."""
     message: _builtins.str
@@ -779,6 +790,8 @@ class ExchangeError(_message.Message):
     """The query that failed; absent if none."""
     local_view: _builtins.str
     """The local view that cannot be reported any more; empty if none."""
+    subscription: _builtins.int
+    """The number that the local view was defined with."""
     def __init__(
         self,
         *,
@@ -786,10 +799,11 @@ class ExchangeError(_message.Message):
         message: _builtins.str = ...,
         query_id: _builtins.int | None = ...,
         local_view: _builtins.str = ...,
+        subscription: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_query_id", b"_query_id", "query_id", b"query_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_query_id", b"_query_id", "local_view", b"local_view", "message", b"message", "query_id", b"query_id", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_query_id", b"_query_id", "local_view", b"local_view", "message", b"message", "query_id", b"query_id", "reason", b"reason", "subscription", b"subscription"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__query_id: _TypeAlias = _typing.Literal["query_id"]  # noqa: Y015
     _WhichOneofArgType__query_id: _TypeAlias = _typing.Literal["_query_id", b"_query_id"]  # noqa: Y015
