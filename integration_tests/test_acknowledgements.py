@@ -15,14 +15,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from algebra.arrow_ipc import from_ipc
+from algebra.position import Position
 from integration_tests.site import ALONE, PATIENCE, Site, inside, wait_for
 from integration_tests.test_lost_history import copy_database, put_in_place
 from lab.soak.proxy import FAIR, Weather
 from mediator import acknowledgements, loader
 from mediator.channel import SourceChannel
+from mediator.warehouse.records import VersionRow, ViewInstall
+from protos.convert import now
 from wrapper.tests.sqlite_writer import SqliteWriter
 
 QUIET = "SELECT q.x FROM one.q AS q"
@@ -182,3 +186,25 @@ def test_a_source_restored_behind_what_was_noted(site: Site) -> None:
         client.wait_for_version("quiet", 2)
     assert client.bag("quiet") == Counter({(1,): 1, (2,): 1})
     assert from_ipc(client.verify("quiet").arrow).num_rows == 0
+
+
+def test_a_version_within_a_transaction_whose_install_broke_is_not_taken_for_a_refresh(site: Site) -> None:
+    """Algorithms that take single updates show such versions; what was noted of the view holds after them."""
+    server, client = site.mediator()
+    client.create_view("quiet", QUIET)
+    client.create_view("busy", ALONE)
+    mediator = inside(server)
+    loaded = mediator.warehouse.vector("quiet")["one"].ordinal
+    write_much(site, 10)
+    wait_for(server, lambda _: trimmed(site) > loaded)
+    view = mediator.views["quiet"]
+    rows = pa.table({"x": pa.array([], pa.int64()), "_count": pa.array([], pa.int64())})
+    tagged = rows.append_column("_version", pa.array([], pa.int64()))
+    with view.installing, mediator.changed:
+        middle = VersionRow(1, "", Position(0), view.vector, now())
+        mediator.warehouse.install([ViewInstall("quiet", [middle], table=tagged)])
+        mediator._state.catch_up(view)
+        mediator._state.park(view)  # it is followed again at once, from where it has missed nothing
+    site.writers["one"].commit("INSERT INTO q VALUES (2)")
+    wait_for(server, lambda _: view.version == 2 or bool(view.problem))
+    assert (view.problem, client.bag("quiet")) == ("", Counter({(1,): 1, (2,): 1}))

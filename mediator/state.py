@@ -101,6 +101,7 @@ class MediatorState:
         """
         try:
             newest = self.warehouse.newest(view.name)
+            resume_from = self.warehouse.resume_from(view.name)
         except LockstepError:
             return  # dropped meanwhile
         with self.changed:
@@ -109,7 +110,8 @@ class MediatorState:
             if newest.source:
                 view.version, view.vector = newest.version, dict(newest.vector)
             else:
-                view.reloaded(newest.version, newest.vector)
+                # Read anew, or a version within a transaction: after that, what was noted holds still.
+                view.reloaded(newest.version, newest.vector, resume_from)
             view.queue.rebase(newest.version, view.vector)
             view.epoch += 1
 

@@ -115,9 +115,17 @@ class MaintainedView:
         """From where each source's changes are still needed; what came before may have been trimmed."""
         return {source: max(position, self.noted[source]) for source, position in self.vector.items()}
 
-    def reloaded(self, version: int, vector: Mapping[str, Position]) -> None:
-        """It was read anew: its sources may have another history, so what was noted before says nothing."""
-        self.version, self.vector, self.noted = version, dict(vector), dict(vector)
+    def reloaded(
+        self,
+        version: int,
+        vector: Mapping[str, Position],
+        resume_from: Mapping[str, Position] | None = None,
+    ) -> None:
+        """It was read anew: its sources may have another history, so what was noted before says nothing.
+
+        Unless the warehouse still says so: then it is in `resume_from`.
+        """
+        self.version, self.vector, self.noted = version, dict(vector), dict(resume_from or vector)
 
     @property
     def is_followed(self) -> bool:
