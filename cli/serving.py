@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import queue
 import select
 import signal
 import sys
@@ -21,6 +22,10 @@ log = logging.getLogger(__name__)
 GRACE = 3.0
 """Seconds that calls in progress get to finish."""
 
+LOOK_SECONDS = 0.5
+"""How long a signal may wait that came at the very moment at which the main thread began to wait, or went to
+another thread: only the main thread acts on signals, and such a one does not wake it."""
+
 LEAVE = 5.0
 """Seconds after which a process that was stopped ends in any case."""
 
@@ -29,7 +34,7 @@ class Stop(threading.Event):
     """Set when a server has to stop."""
 
     reason = ""
-    """Why; the first reason counts."""
+    """Why; the first reason counts. A signal's is there a moment before the event is set."""
 
     def because(self, reason: str) -> None:
         self.reason = self.reason or reason
@@ -39,12 +44,20 @@ class Stop(threading.Event):
 def stop_signals() -> Stop:
     """An event that SIGINT and SIGTERM set; the second signal ends the process at once."""
     stop = Stop()
+    signals: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
+        if stop.reason:
             os._exit(128 + number)
-        stop.because(signal.Signals(number).name)
+        stop.reason = signal.Signals(number).name
+        # The main thread is interrupted anywhere, maybe with the event's lock in hand: it must not take that.
+        signals.put(None)
 
+    def tell() -> None:
+        signals.get()
+        stop.set()
+
+    threading.Thread(target=tell, name="signals", daemon=True).start()
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
     return stop
@@ -58,7 +71,7 @@ def serve(server: Server, title: str, *, supervised: bool) -> None:
     try:
         address = server.start()
     except Exception as error:
-        if not stop.is_set():
+        if not stop.reason:
             raise
         # Who stops a service may tell all of its processes, and what the server needs has ended first.
         log.info("%s stopped before it was ready, by %s: %s", title, stop.reason, error)
@@ -76,7 +89,8 @@ def serve(server: Server, title: str, *, supervised: bool) -> None:
         threads.append(threading.Thread(target=_supervise, args=(stop,), name="supervise", daemon=True))
     for thread in threads:
         thread.start()
-    stop.wait()
+    while not stop.wait(LOOK_SECONDS):
+        pass
     by_itself = ended.is_set()
     log.info("%s is stopping: %s", title, stop.reason)
     server.stop(GRACE)
